@@ -1,0 +1,181 @@
+"""Find every place in the process that holds a foreign object, so that a rebind reaches all of them.
+
+`from module import name` copies the object into another namespace; so do class attributes, default arguments, decorators
+and module-level tables. A rebind which misses one leaves part of the engine on the stock path without a word. The scan
+covers every module alive in the process (in sys.modules or not) and what hangs directly on it:
+
+- names of modules, attributes of classes (nested ones too, also inside staticmethod/classmethod),
+- items of module-level dicts and lists,
+- default arguments and closure cells of functions.
+
+Module-level tuples, sets, frozensets and partials cannot be changed in place: they are returned with no way to write.
+Instances made earlier are out of reach, which is why `enable` comes before the model is built and hits are counted.
+"""
+
+import ast
+import functools
+import gc
+import sys
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_OWN_PACKAGE = "megatron_ext"
+# Interned or shared by the whole process, so identity does not tell where a value came from.
+_SHARED_TYPES = (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, type(...), type(NotImplemented))
+
+
+@dataclass(frozen=True)
+class Place:
+    """One place that holds a stock object. `write` is None where it cannot be changed."""
+
+    target: str
+    label: str  # package.module:name
+    write: Callable[[Any], None] | None
+
+    @property
+    def is_ours(self) -> bool:
+        return self.label.partition(":")[0].split(".")[0] == _OWN_PACKAGE
+
+
+def find_holders(stock: dict[str, Any]) -> list[Place]:
+    """Every place that holds one of the `stock` objects (target -> object).
+
+    The targets' own attributes are among them, except for values such as None or True, which are followed by the
+    from-import statements in the modules' sources.
+    """
+    wanted = {id(value): target for target, value in stock.items() if not isinstance(value, _SHARED_TYPES)}
+    by_import = {target: value for target, value in stock.items() if isinstance(value, _SHARED_TYPES)}
+    places: list[Place] = []
+    seen: set[int] = set()
+    for module in live_modules():
+        places += _scan_namespace(module, module.__name__, wanted, seen)
+        places += _imported_values(module, by_import)
+    return places
+
+
+def live_modules() -> list[types.ModuleType]:
+    """Every module object of the process: those in sys.modules, and those dropped from it but still alive."""
+    found = {id(item): item for item in list(sys.modules.values()) if isinstance(item, types.ModuleType)}
+    found.update((id(item), item) for item in gc.get_objects() if issubclass(type(item), types.ModuleType))
+    return list(found.values())
+
+
+def foreign_subclasses(stock: type) -> list[str]:
+    """Subclasses outside this package: replacing the name of their base leaves them on the stock base."""
+    names = (f"{cls.__module__}:{cls.__qualname__}" for cls in type.__subclasses__(stock))
+    return sorted(name for name in names if not name.startswith(_OWN_PACKAGE + "."))
+
+
+def _scan_namespace(owner: Any, label: str, wanted: dict[int, str], seen: set[int]) -> Iterator[Place]:
+    """Places in the namespace of a module or class and in what hangs on it."""
+    separator = ":" if isinstance(owner, types.ModuleType) else "."
+    for name, value in list(vars(owner).items()):
+        here = f"{label}{separator}{name}"
+        inner = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+        target = wanted.get(id(inner))
+        if target is not None:
+            yield Place(target, here, _attribute_writer(owner, name, type(value) if inner is not value else None))
+        elif isinstance(inner, types.FunctionType):
+            yield from _scan_function(inner, here, wanted, seen)
+        elif isinstance(inner, type):
+            if id(inner) not in seen:
+                seen.add(id(inner))
+                yield from _scan_namespace(inner, f"{inner.__module__}:{inner.__qualname__}", wanted, seen)
+        elif separator == ":" and type(inner) in _CONTAINER_SCANS:
+            yield from _CONTAINER_SCANS[type(inner)](inner, here, wanted)
+
+
+def _scan_function(function: types.FunctionType, label: str, wanted: dict[int, str], seen: set[int]) -> Iterator[Place]:
+    """Default arguments and closure cells."""
+    if id(function) in seen:
+        return
+    seen.add(id(function))
+    for index, value in enumerate(function.__defaults__ or ()):
+        if id(value) in wanted:
+            yield Place(wanted[id(value)], f"{label}(default {index})", functools.partial(_write_default, function, index))
+    for name, value in (function.__kwdefaults__ or {}).items():
+        if id(value) in wanted:
+            yield Place(wanted[id(value)], f"{label}(default {name})", functools.partial(function.__kwdefaults__.__setitem__, name))
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        try:
+            value = cell.cell_contents
+        except ValueError:  # not bound yet
+            continue
+        if id(value) in wanted:
+            yield Place(wanted[id(value)], f"{label}(closure {name})", functools.partial(setattr, cell, "cell_contents"))
+
+
+def _scan_dict(table: dict, label: str, wanted: dict[int, str]) -> Iterator[Place]:
+    for key, value in list(table.items()):
+        if id(value) in wanted:
+            yield Place(wanted[id(value)], f"{label}[{key!r}]", functools.partial(table.__setitem__, key))
+
+
+def _scan_list(items: list, label: str, wanted: dict[int, str]) -> Iterator[Place]:
+    for index, value in enumerate(items):
+        if id(value) in wanted:
+            yield Place(wanted[id(value)], f"{label}[{index}]", functools.partial(items.__setitem__, index))
+
+
+def _scan_fixed(items: Any, label: str, wanted: dict[int, str]) -> Iterator[Place]:
+    yield from (Place(wanted[id(value)], label, None) for value in items if id(value) in wanted)
+
+
+def _scan_partial(call: functools.partial, label: str, wanted: dict[int, str]) -> Iterator[Place]:
+    yield from _scan_fixed((call.func, *call.args, *call.keywords.values()), label, wanted)
+
+
+_CONTAINER_SCANS = {
+    dict: _scan_dict, list: _scan_list, tuple: _scan_fixed, set: _scan_fixed, frozenset: _scan_fixed,
+    functools.partial: _scan_partial,
+}  # fmt: skip
+
+
+def _attribute_writer(owner: Any, name: str, descriptor: type | None) -> Callable[[Any], None]:
+    def write(value: Any) -> None:
+        setattr(owner, name, descriptor(value) if descriptor else value)
+
+    return write
+
+
+def _write_default(function: types.FunctionType, index: int, value: Any) -> None:
+    defaults = list(function.__defaults__)
+    defaults[index] = value
+    function.__defaults__ = tuple(defaults)
+
+
+def _imported_values(module: types.ModuleType, by_import: dict[str, Any]) -> Iterator[Place]:
+    """Names bound by `from target_module import NAME` where the value itself (None, True, 8) cannot tell."""
+    candidates = {}
+    for target, value in by_import.items():
+        home, _, name = target.partition(":")
+        if module.__name__ != home and any(held is value for held in vars(module).values()):
+            candidates[home, name] = target
+    if not candidates:
+        return
+    for home, name, alias in _from_imports(module, {name for _, name in candidates}):
+        target = candidates.get((home, name))
+        if target is not None and vars(module).get(alias, _ABSENT) is by_import[target]:
+            yield Place(target, f"{module.__name__}:{alias}", _attribute_writer(module, alias, None))
+
+
+_ABSENT = object()
+
+
+def _from_imports(module: types.ModuleType, names: set[str]) -> Iterator[tuple[str, str, str]]:
+    """(module, name, alias) of the module's own from-imports of one of `names`; nothing without source."""
+    file = getattr(module, "__file__", None)
+    if not file or not file.endswith(".py"):
+        return
+    source = Path(file).read_bytes()
+    if not any(name.encode() in source for name in names):
+        return
+    package = (module.__package__ or "").split(".")
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            home = ".".join([*base, *([node.module] if node.module else [])])
+            yield from ((home, alias.name, alias.asname or alias.name) for alias in node.names if alias.name in names)
