@@ -24,6 +24,7 @@ def record(row: Patch) -> dict[str, str]:
     """What is found for one row in the installed packages."""
     found = find_target(row.target)
     return {
+        "side": row.side,
         "recorded_from": f"{row.distribution} {importlib.metadata.version(row.distribution).partition('+')[0]}",
         "sha256": fingerprint(row.target, found, row.distribution),
         "signature": signature_text(found),
@@ -51,8 +52,7 @@ def main() -> int:
 
     found, problems = record_all(sides)
     before = recorded()
-    kept = {row.target for side in SIDES if side not in sides for row in table.rows(side)}
-    after = {target: before[target] for target in kept if target in before} | found
+    after = {target: entry for target, entry in before.items() if entry["side"] not in sides} | found
     for target in sorted(before.keys() | after.keys()):
         if before.get(target) != after.get(target):
             print("added  " if target not in before else "removed" if target not in after else "changed", target)
