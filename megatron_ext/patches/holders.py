@@ -51,8 +51,9 @@ def find_holders(stock: dict[str, Any]) -> list[Place]:
     places: list[Place] = []
     seen: set[int] = set()
     for module in live_modules():
-        places += _scan_namespace(module, module.__name__, wanted, seen)
-        places += _imported_values(module, by_import)
+        name = str(vars(module).get("__name__"))
+        places += _scan_namespace(module, name, wanted, seen)
+        places += _imported_values(module, name, by_import)
     return places
 
 
@@ -73,19 +74,19 @@ def _scan_namespace(owner: Any, label: str, wanted: dict[int, str], seen: set[in
     """Places in the namespace of a module or class and in what hangs on it."""
     separator = ":" if isinstance(owner, types.ModuleType) else "."
     for name, value in list(vars(owner).items()):
-        here = f"{label}{separator}{name}"
         inner = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
         target = wanted.get(id(inner))
         if target is not None:
-            yield Place(target, here, _attribute_writer(owner, name, type(value) if inner is not value else None))
-        elif isinstance(inner, types.FunctionType):
-            yield from _scan_function(inner, here, wanted, seen)
-        elif isinstance(inner, type):
+            yield Place(target, f"{label}{separator}{name}", _attribute_writer(owner, name, type(value) if inner is not value else None))
+        elif type(inner) is types.FunctionType:  # type(), not isinstance(): lazy proxies lie about their class
+            if inner.__defaults__ or inner.__kwdefaults__ or inner.__closure__:
+                yield from _scan_function(inner, f"{label}{separator}{name}", wanted, seen)
+        elif issubclass(type(inner), type):
             if id(inner) not in seen:
                 seen.add(id(inner))
                 yield from _scan_namespace(inner, f"{inner.__module__}:{inner.__qualname__}", wanted, seen)
         elif separator == ":" and type(inner) in _CONTAINER_SCANS:
-            yield from _CONTAINER_SCANS[type(inner)](inner, here, wanted)
+            yield from _CONTAINER_SCANS[type(inner)](inner, f"{label}:{name}", wanted)
 
 
 def _scan_function(function: types.FunctionType, label: str, wanted: dict[int, str], seen: set[int]) -> Iterator[Place]:
@@ -147,19 +148,19 @@ def _write_default(function: types.FunctionType, index: int, value: Any) -> None
     function.__defaults__ = tuple(defaults)
 
 
-def _imported_values(module: types.ModuleType, by_import: dict[str, Any]) -> Iterator[Place]:
+def _imported_values(module: types.ModuleType, label: str, by_import: dict[str, Any]) -> Iterator[Place]:
     """Names bound by `from target_module import NAME` where the value itself (None, True, 8) cannot tell."""
     candidates = {}
     for target, value in by_import.items():
         home, _, name = target.partition(":")
-        if module.__name__ != home and any(held is value for held in vars(module).values()):
+        if label != home and any(held is value for held in vars(module).values()):
             candidates[home, name] = target
     if not candidates:
         return
     for home, name, alias in _from_imports(module, {name for _, name in candidates}):
         target = candidates.get((home, name))
         if target is not None and vars(module).get(alias, _ABSENT) is by_import[target]:
-            yield Place(target, f"{module.__name__}:{alias}", _attribute_writer(module, alias, None))
+            yield Place(target, f"{label}:{alias}", _attribute_writer(module, alias, None))
 
 
 _ABSENT = object()
@@ -167,13 +168,13 @@ _ABSENT = object()
 
 def _from_imports(module: types.ModuleType, names: set[str]) -> Iterator[tuple[str, str, str]]:
     """(module, name, alias) of the module's own from-imports of one of `names`; nothing without source."""
-    file = getattr(module, "__file__", None)
-    if not file or not file.endswith(".py"):
+    file = vars(module).get("__file__")
+    if not isinstance(file, str) or not file.endswith(".py"):
         return
     source = Path(file).read_bytes()
     if not any(name.encode() in source for name in names):
         return
-    package = (module.__package__ or "").split(".")
+    package = (vars(module).get("__package__") or "").split(".")
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
