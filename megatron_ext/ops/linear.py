@@ -1,0 +1,103 @@
+"""Linear layers in the segment tree. Legend: M rows, K in, N out, P partials, R expert rows, E experts.
+
+Products of model-dtype inputs are exact in fp32, so a kernel may fuse them into the add.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from megatron_ext.ops.backend import active_order, kernels
+from megatron_ext.ops.checks import check, check_float32, check_model_dtype, rows
+from megatron_ext.reference import sums
+
+
+def linear_fp32(x: torch.Tensor, w_NK: torch.Tensor, segments: int | None = None) -> torch.Tensor:
+    """[..., K] x [N, K] -> fp32 [..., N]: the root over `segments` equal pieces of this K, not rounded.
+
+    A TP=n rank of a row-parallel layer passes its K shard and order.segments // n. Default: order.segments.
+    """
+    check_model_dtype("linear_fp32", x=x, w=w_NK)
+    order = active_order()
+    segments = segments or order.segments
+    check("linear_fp32", x.shape[-1] == w_NK.shape[1], f"x has K={x.shape[-1]}, w has K={w_NK.shape[1]}")
+    check("linear_fp32", w_NK.shape[1] % (16 * segments) == 0, f"K={w_NK.shape[1]} is not a multiple of 16 x {segments} segments")
+    y = kernels().linear_fp32(rows(x), w_NK.contiguous(), segments, order.mmad_order)
+    return y.view(*x.shape[:-1], w_NK.shape[0])
+
+
+def linear(x: torch.Tensor, w_NK: torch.Tensor) -> torch.Tensor:
+    """[..., K] x [N, K] -> [..., N] in the model dtype, one rounding."""
+    return linear_fp32(x, w_NK).to(x.dtype)
+
+
+def dgrad_fp32(dy: torch.Tensor, w_NK: torch.Tensor, segments: int | None = None, gated: bool = False) -> torch.Tensor:
+    """[..., N] x [N, K] -> fp32 [..., K], contracted over N in `segments` pieces.
+
+    gated: N is stored [gate | up]; piece s is gate piece s followed by up piece s, whatever the TP of the storage.
+    """
+    check_model_dtype("dgrad_fp32", dy=dy, w=w_NK)
+    order = active_order()
+    segments = segments or order.segments
+    n = w_NK.shape[0]
+    check("dgrad_fp32", dy.shape[-1] == n, f"dy has N={dy.shape[-1]}, w has N={n}")
+    check("dgrad_fp32", n % (segments * (2 if gated else 1)) == 0, f"N={n} cannot be cut into {segments} segments (gated={gated})")
+    dx = kernels().dgrad_fp32(rows(dy), w_NK.contiguous(), segments, gated, order.mmad_order)
+    return dx.view(*dy.shape[:-1], w_NK.shape[1])
+
+
+def wgrad_(main_grad_NK: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, cu_seqlens: torch.Tensor | None = None) -> None:
+    """Adds dy^T x into the fp32 accumulator, row after row, in blocks of 16 rows anchored at each sequence's start.
+
+    cu_seqlens: int32 [B + 1] row boundaries; None: the rows are one sequence.
+    """
+    check_model_dtype("wgrad_", dy=dy, x=x)
+    check_float32("wgrad_", main_grad=main_grad_NK)
+    dy_MN, x_MK = rows(dy), rows(x)
+    shape = (dy_MN.shape[1], x_MK.shape[1])
+    check("wgrad_", main_grad_NK.shape == shape, f"main_grad is {tuple(main_grad_NK.shape)}, dy and x give {shape}")
+    check("wgrad_", main_grad_NK.is_contiguous(), f"main_grad must be contiguous, found strides {main_grad_NK.stride()}")
+    boundaries = [0, x_MK.shape[0]] if cu_seqlens is None else cu_seqlens.tolist()
+    check("wgrad_", boundaries[-1] == x_MK.shape[0] == dy_MN.shape[0],
+          f"rows: dy {dy_MN.shape[0]}, x {x_MK.shape[0]}, cu_seqlens ends at {boundaries[-1]}")  # fmt: skip
+    kernels().wgrad_(main_grad_NK, dy_MN, x_MK, boundaries, active_order().mmad_order)
+
+
+def ordered_sum(parts: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """[P, ...] fp32 -> [...]: binary tree over neighbours (P a power of two), then one optional rounding."""
+    check_float32("ordered_sum", parts=parts)
+    total = sums.ordered_sum(parts)
+    return total if dtype is None else total.to(dtype)
+
+
+def expert_slices(counts_E: torch.Tensor) -> list[slice]:
+    """Row range of every expert, for rows sorted by expert."""
+    ends = counts_E.cumsum(0).tolist()
+    return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def grouped_linear(x_RK: torch.Tensor, w_ENK: torch.Tensor, counts_E: torch.Tensor) -> torch.Tensor:
+    """Rows sorted by expert -> [R, N], one rounding. A row's bits never depend on other rows or on the counts."""
+    check("grouped_linear", int(counts_E.sum()) == x_RK.shape[0], f"counts sum to {int(counts_E.sum())}, x has {x_RK.shape[0]} rows")
+    y = x_RK.new_empty(x_RK.shape[0], w_ENK.shape[1])
+    for expert, at in enumerate(expert_slices(counts_E)):
+        if at.stop > at.start:
+            y[at] = linear(x_RK[at], w_ENK[expert])
+    return y
+
+
+def grouped_dgrad_fp32(
+    dy_RN: torch.Tensor, w_ENK: torch.Tensor, counts_E: torch.Tensor, segments: int | None = None, gated: bool = False
+) -> torch.Tensor:
+    """Rows sorted by expert -> fp32 dx [R, K], the root over `segments` pieces of this N, not rounded (see dgrad_fp32)."""
+    check("grouped_dgrad", int(counts_E.sum()) == dy_RN.shape[0], f"counts sum to {int(counts_E.sum())}, dy has {dy_RN.shape[0]} rows")
+    dx = torch.empty(dy_RN.shape[0], w_ENK.shape[2])
+    for expert, at in enumerate(expert_slices(counts_E)):
+        if at.stop > at.start:
+            dx[at] = dgrad_fp32(dy_RN[at], w_ENK[expert], segments, gated)
+    return dx
+
+
+def grouped_dgrad(dy_RN: torch.Tensor, w_ENK: torch.Tensor, counts_E: torch.Tensor, gated: bool = False) -> torch.Tensor:
+    """Rows sorted by expert -> dx [R, K], one rounding."""
+    return grouped_dgrad_fp32(dy_RN, w_ENK, counts_E, gated=gated).to(dy_RN.dtype)
