@@ -1,0 +1,110 @@
+"""Sampling of vLLM's V1 model runner: logprobs are those of the sampled distribution, from the same ops as training.
+
+The draw is an inverse CDF over integer weights, whose sums are exact in any order, with one 64-bit number per token that
+depends on (request seed, output position) only. So a request draws the same token alone or in a batch, before or after a
+preemption, with chunked or whole prefill, on any TP size.
+"""
+
+from __future__ import annotations
+
+import torch
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+
+from megatron_ext import ops
+from megatron_ext.contract import Contract
+from megatron_ext.patches import original
+from megatron_ext.rollout.settings import GREEDY_BELOW, RolloutError, check_sampling
+
+TARGET = "vllm.v1.worker.gpu_model_runner:GPUModelRunner._sample"
+_WEIGHT_BITS = 40  # weights of a distribution sum to about 2^40; 150 000 tokens round away less than 2^-22 of it
+_MASK = (1 << 64) - 1
+
+
+def sample(self, logits, spec_decode_metadata) -> SamplerOutput:
+    """Stands in for `GPUModelRunner._sample`: logits [B, V], one row per request of the batch."""
+    if Contract.from_environment().consistency:
+        return _ordered_sample(self, logits, spec_decode_metadata)
+    return _stock_sample(self, logits, spec_decode_metadata)
+
+
+def _ordered_sample(runner, logits, spec_decode_metadata) -> SamplerOutput:
+    if spec_decode_metadata is not None:
+        raise RolloutError("speculative decoding; unset speculative_config")
+    if logits is None or logits.dtype != torch.float32:
+        raise RolloutError(f"logits are {None if logits is None else logits.dtype}, expected float32 on every rank")
+    requests = [runner.requests[name] for name in runner.input_batch.req_ids]
+    for request in requests:
+        check_sampling(request.sampling_params)
+    # vLLM winds generators of unfinished prefills back by an offset that CPU generators do not have (it raises). Ours are
+    # not used at all: the draw is a function of (seed, position).
+    runner.input_batch.generators.clear()
+    greedy = [request.sampling_params.temperature < GREEDY_BELOW for request in requests]
+    temperatures = [1.0 if g else r.sampling_params.temperature for g, r in zip(greedy, requests)]
+    logprobs = ops.log_softmax(ops.scale_logits(logits, torch.tensor(temperatures, dtype=torch.float32)))
+    numbers = [None if g else uniform64(r.sampling_params.seed, len(r.output_token_ids)) for g, r in zip(greedy, requests)]
+    tokens = choose(logprobs, numbers)
+    wanted = runner.input_batch.sampling_metadata.max_num_logprobs
+    return SamplerOutput(
+        sampled_token_ids=tokens.to(torch.int32).unsqueeze(-1),
+        logprobs_tensors=None if wanted is None else gather_logprobs(logprobs, tokens, wanted),
+    )
+
+
+def uniform64(seed: int, position: int) -> int:
+    """A number in [0, 2^64), equidistributed over seeds and positions (the finaliser of SplitMix64, twice)."""
+    return _mix(_mix(seed & _MASK) + position)
+
+
+def _mix(value: int) -> int:
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def choose(logprobs: torch.Tensor, numbers: list[int | None]) -> torch.Tensor:
+    """logprobs fp32 [B, V]; numbers: one of 64 bits per row, None for the most likely token -> token ids int64 [B].
+
+    Among equally likely tokens the lowest id is the most likely one.
+    """
+    vocabulary = torch.arange(logprobs.shape[1])
+    best = torch.where(logprobs == logprobs.amax(-1, keepdim=True), vocabulary, vocabulary.numel()).amin(-1)
+    if all(number is None for number in numbers):
+        return best
+    cumulative = (ops.exp(logprobs) * float(1 << _WEIGHT_BITS)).to(torch.int64).cumsum(-1)
+    totals = cumulative[:, -1].tolist()
+    drawn = [0 if number is None else (number * total) >> 64 for number, total in zip(numbers, totals)]
+    tokens = (cumulative <= torch.tensor(drawn, dtype=torch.int64).unsqueeze(-1)).sum(-1)
+    return torch.where(torch.tensor([number is None for number in numbers]), best, tokens)
+
+
+def gather_logprobs(logprobs: torch.Tensor, tokens: torch.Tensor, count: int) -> LogprobsTensors:
+    """The sampled token's logprob and rank, then the `count` most likely ones; count = -1: the whole distribution."""
+    if count == -1:
+        return LogprobsTensors(torch.empty(0), logprobs, torch.empty(0))
+    chosen = logprobs.gather(-1, tokens.unsqueeze(-1))
+    top_logprobs, top_ids = torch.topk(logprobs, count, dim=-1)
+    return LogprobsTensors(
+        logprob_token_ids=torch.cat((tokens.unsqueeze(-1), top_ids), dim=-1).to(torch.int32),
+        logprobs=torch.cat((chosen, top_logprobs), dim=-1),
+        selected_token_ranks=(logprobs >= chosen).sum(-1),
+    )
+
+
+def _stock_sample(runner, logits, spec_decode_metadata) -> SamplerOutput:
+    """The stock sampler, without the step that CPU generators cannot do.
+
+    After sampling, vLLM winds back the generator of every request whose prefill is not finished, by an offset that only
+    device generators have. Those generators are wound back here, by their state, and kept out of vLLM's sight until the
+    next step.
+    """
+    batch = runner.input_batch
+    for index, name in enumerate(batch.req_ids):
+        if runner.requests[name].generator is not None:
+            batch.generators[index] = runner.requests[name].generator
+    unfinished = runner.discard_request_mask.np[: batch.num_reqs].nonzero()[0].tolist()
+    states = {index: batch.generators[index].get_state() for index in unfinished if index in batch.generators}
+    output = original(TARGET)(runner, logits, spec_decode_metadata)
+    for index, state in states.items():
+        batch.generators.pop(index).set_state(state)
+    return output
