@@ -1,0 +1,6 @@
+"""Helpers of the tests (`inputs`) are importable from every folder."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))

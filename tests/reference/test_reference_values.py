@@ -1,0 +1,115 @@
+"""The specification computes the right thing: against float64 within rounding."""
+
+import math
+
+import pytest
+import torch
+
+from inputs import normal
+from megatron_ext.reference import attention, elementary, linear, logprob, moe, norm, rope, router
+from megatron_ext.reference.sums import row_sum
+from megatron_ext.reduction_order import MMAD_ORDERS
+
+
+def relative(actual, expected):
+    return ((actual.double() - expected) / expected.abs().clamp_min(1e-30)).abs().max().item()
+
+
+def test_exp_and_log_are_within_two_ulp():
+    x = torch.linspace(-87, 88, 100_001)
+    assert relative(elementary.exp(x), torch.exp(x.double())) < 2**-23
+    y = torch.logspace(-44, 38, 100_000, dtype=torch.float64).float()
+    expected = torch.log(y.double())
+    assert ((elementary.log(y).double() - expected).abs() / expected.abs().clamp_min(2**-10)).max() < 2**-22
+
+
+def test_exp_and_log_at_the_edges():
+    inf, nan = float("inf"), float("nan")
+    x = torch.tensor([0.0, -0.0, inf, -inf, nan, 200.0, -200.0])
+    assert torch.equal(elementary.exp(x).nan_to_num(nan=7.0, posinf=9.0), torch.tensor([1.0, 1.0, 9.0, 0.0, 7.0, 9.0, 0.0]))
+    x = torch.tensor([1.0, 0.0, inf, -1.0, nan])
+    assert torch.equal(elementary.log(x).nan_to_num(nan=7.0, posinf=9.0, neginf=-9.0), torch.tensor([0.0, -9.0, 9.0, 7.0, 7.0]))
+
+
+@pytest.mark.parametrize("mmad_order", MMAD_ORDERS)
+def test_linear(mmad_order):
+    x, w = normal(5, 256), normal(7, 256, seed=1)
+    expected = x.double() @ w.double().T
+    assert (linear.linear_fp32(x, w, 8, mmad_order) - expected).abs().max() < 1e-4
+    assert (linear.dgrad_fp32(x, w.T.contiguous(), 4, True, mmad_order) - x.double() @ w.T.double()).abs().max() < 1e-4
+
+
+def test_norm_and_its_gradient():
+    x, w, dy = normal(5, 96), normal(96, seed=1), normal(5, 96, seed=2)
+    leaves = [t.double().requires_grad_() for t in (x, w)]
+    expected = torch.nn.functional.rms_norm(leaves[0], (96,), leaves[1], 1e-6)
+    expected.backward(dy.double())
+    dw = torch.zeros(96)
+    dx = norm.rms_norm_backward_(dw, dy, x, w, 1e-6)
+    assert (norm.rms_norm(x, w, 1e-6) - expected).abs().max() < 0.05
+    assert (dx - leaves[0].grad).abs().max() < 0.05
+    assert (dw - leaves[1].grad).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("mmad_order", MMAD_ORDERS)
+def test_attention_and_its_gradient(mmad_order):
+    q, k, v, do = (normal(200, 64, dtype=torch.float16, seed=i) for i in range(4))
+    leaves = [t.double().requires_grad_() for t in (q, k, v)]
+    expected = torch.nn.functional.scaled_dot_product_attention(*(t[None, None] for t in leaves), is_causal=True)[0, 0]
+    expected.backward(do.double())
+    o, lse = attention.attention(q, k, v, 0, 0.125, 128, mmad_order)
+    assert (o - expected).abs().max() < 5e-3
+    for actual, leaf in zip(attention.attention_backward(do, q, k, v, o, lse, 0.125, 128, mmad_order), leaves, strict=True):
+        assert (actual - leaf.grad).abs().max() < 1e-2
+
+
+def test_rope_matches_float64_tables():
+    positions = torch.tensor([0, 1, 77, 40_000])
+    cos, sin = rope.rope_tables(positions, 64, 1e6, torch.float32)
+    angles = (positions.float()[:, None] * rope.inverse_frequencies(64, 1e6)).double()
+    assert (cos - torch.cos(angles)).abs().max() < 1e-7
+    assert (sin - torch.sin(angles)).abs().max() < 1e-7
+
+
+def test_router_weights_and_gradient():
+    logits = normal(6, 16, dtype=torch.float32)
+    weights, ids = router.route(logits, 4, "softmax", True, 1.0, None, None, None)
+    leaf = logits.double().requires_grad_()
+    top = torch.topk(torch.softmax(leaf, 1), 4)
+    expected = top.values / top.values.sum(1, keepdim=True)
+    (expected * torch.arange(4)).sum().backward()
+    assert torch.equal(ids, top.indices)
+    assert (weights - expected).abs().max() < 1e-6
+    gradient = router.route_backward(torch.arange(4.0).expand(6, 4), logits, ids, "softmax", True, 1.0)
+    assert (gradient - leaf.grad).abs().max() < 1e-5
+
+
+def test_ties_go_to_the_lower_expert():
+    logits = torch.zeros(1, 16)
+    assert router.route(logits, 4, "softmax", True, 1.0, None, None, None)[1].tolist() == [[0, 1, 2, 3]]
+
+
+def test_combine_sums_weighted_rows():
+    y, weights = normal(6, 8), torch.arange(1.0, 7.0)
+    tokens, experts = torch.tensor([0, 0, 0, 2, 2, 2]), torch.tensor([5, 0, 3, 1, 2, 7])
+    out = moe.combine(y, weights, tokens, experts, 3, 8, 8, (0, 8))
+    expected = torch.zeros(3, 8, dtype=torch.float64).index_add_(0, tokens, weights[:, None].double() * y.double())
+    assert (out - expected).abs().max() < 1e-5
+
+
+def test_logprob():
+    logits = normal(4, 1000, dtype=torch.float32, scale=5)
+    padded = torch.nn.functional.pad(logits, (0, 24), value=math.inf)  # padding never enters
+    row_max = logprob.vocab_max(padded, 1000)
+    exp_sum = logprob.vocab_exp_sum(padded, row_max, 1000, 8)
+    assert (logprob.logprob_from_parts(logits[:, 7], row_max, exp_sum) - torch.log_softmax(logits.double(), 1)[:, 7]).abs().max() < 1e-5
+
+
+def test_row_sum_adds_blocks_one_after_another():
+    """1e20 + 1 loses the 1; a tree inside 64 elements and a running sum across blocks decides which ones survive."""
+    x = torch.zeros(192)
+    x[0], x[64], x[128], x[129] = 1e20, 1.0, -1e20, 2.0
+    assert row_sum(x).item() == 0.0  # (1e20 + 1) + (-1e20 + 2) block by block
+    x = torch.zeros(128)
+    x[0], x[1], x[64] = 1e20, -1e20, 1.0
+    assert row_sum(x).item() == 1.0
