@@ -1,0 +1,113 @@
+"""What happens to gradients after the backward pass: sums over data parallelism, tied embeddings, scaling, and the norm."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.utils import get_attr_wrapped_model, get_model_config
+
+from megatron_ext import collectives
+from megatron_ext.patches import hit
+from megatron_ext.train.embedding import TIED_GRAD
+
+
+def finalize_model_grads(model, num_tokens=None, pg_collection=None, force_all_reduce: bool | None = False) -> None:
+    """Takes Megatron's function's place in `config.finalize_model_grads_func`.
+
+    Sums every gradient buffer over its data-parallel group by the tree over ranks, joins the two accumulators of a tied
+    embedding, then divides once by the number of tokens. Norm and router weights need no sum over TP: their
+    accumulators have seen the rows of all TP ranks (`norm`, `router`).
+    """
+    hit("megatron.core.distributed.finalize_model_grads:finalize_model_grads")
+    for chunk in model:
+        for bucket_group in chunk.bucket_groups + chunk.expert_parallel_bucket_groups:
+            _sum_over_data_parallel(bucket_group)
+        _join_tied_embedding(chunk)
+    if num_tokens is not None:
+        scaling = 1.0 / _total_tokens(num_tokens)
+        for chunk in model:
+            chunk.scale_gradients(scaling)
+
+
+def _sum_over_data_parallel(bucket_group) -> None:
+    config = bucket_group.ddp_config
+    if config.check_for_nan_in_grad or config.check_for_large_grads:
+        bucket_group.check_grads(config.check_for_nan_in_grad, config.check_for_large_grads)
+    for bucket in bucket_group.buckets:
+        if bucket.gradient_scaling_factor != 1.0:
+            raise ValueError(
+                f"gradient bucket: expected scaling factor 1.0, found {bucket.gradient_scaling_factor}; use --calculate-per-token-loss"
+            )
+        _sum_in_place(bucket.grad_data, bucket_group.data_parallel_group)
+
+
+def _sum_in_place(grad: torch.Tensor, group: dist.ProcessGroup) -> None:
+    if group.size() > 1:
+        grad.copy_(collectives.ordered_all_reduce(grad, group, torch.float32))
+
+
+def _join_tied_embedding(chunk) -> None:
+    """Head plus embedding, each complete over data parallelism first: one addition, whatever the pipeline layout."""
+    module = get_attr_wrapped_model(chunk, "pre_process", return_model_obj=True)
+    if not module.share_embeddings_and_output_weights or not (module.pre_process or module.post_process):
+        return
+    weight = module.shared_embedding_or_output_weight()
+    tied_grad = getattr(weight, TIED_GRAD, None)
+    if tied_grad is not None:
+        _sum_in_place(tied_grad, parallel_state.get_data_parallel_group(with_context_parallel=True))
+        weight.main_grad.add_(tied_grad)
+        setattr(weight, TIED_GRAD, None)
+    embedding_group = parallel_state.get_embedding_group(check_initialized=False)
+    if embedding_group is not None:
+        _sum_in_place(weight.main_grad, embedding_group)
+
+
+def _total_tokens(num_tokens: torch.Tensor) -> torch.Tensor:
+    """int [] or [1]: tokens of the global batch, at least one. Only the last pipeline stage has counted them. Integers add exactly."""
+    dist.broadcast(
+        num_tokens, src=parallel_state.get_pipeline_model_parallel_last_rank(), group=parallel_state.get_pipeline_model_parallel_group()
+    )
+    dist.all_reduce(num_tokens, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+    return num_tokens.clamp(min=1)
+
+
+_FRACTION_BITS = 31  # of each of two integer digits: 2^32 gradients fit into int64 sums
+
+
+def grad_norm_fp32(grads_for_norm, norm_type: int | float = 2, grad_stats_parallel_group: dist.ProcessGroup | None = None) -> float:
+    """2-norm of all gradients of the group's ranks, with the same bits for every layout.
+
+    Squares are cut to 62 binary digits below the largest possible one and added as integers. Integer sums have no order, so
+    no tree over parameters and shards is needed, and how the optimizer holds the gradients does not matter either.
+    """
+    if norm_type != 2:
+        raise ValueError(f"gradient norm: expected the 2-norm, found norm_type={norm_type}")
+    grads = [grads_for_norm] if isinstance(grads_for_norm, torch.Tensor) else grads_for_norm
+    largest = max((float(grad.abs().max()) for grad in grads if grad.numel()), default=0.0)
+    largest = _over_ranks(torch.tensor(largest, dtype=torch.float64), dist.ReduceOp.MAX, grad_stats_parallel_group).item()
+    if largest == 0.0 or not math.isfinite(largest):
+        return largest
+    exponent = math.frexp(largest)[1]
+    digits = torch.zeros(2, dtype=torch.int64)
+    for grad in grads:
+        digits += _square_digits(grad, exponent)
+    high, low = _over_ranks(digits, dist.ReduceOp.SUM, grad_stats_parallel_group).tolist()
+    return math.sqrt(math.ldexp((high << _FRACTION_BITS) + low, 2 * (exponent - _FRACTION_BITS)))
+
+
+def _over_ranks(value: torch.Tensor, op, group: dist.ProcessGroup | None) -> torch.Tensor:
+    dist.all_reduce(value, op=op, group=group)
+    return value
+
+
+def _square_digits(grad: torch.Tensor, exponent: int) -> torch.Tensor:
+    """int64 [2]: sum of (g / 2^exponent)^2, cut to two digits of _FRACTION_BITS bits. Every step before the cut is exact in fp64."""
+    base = 2.0**_FRACTION_BITS
+    scaled = grad.detach().double() * 2.0**-exponent
+    squares = scaled * scaled * base
+    high = squares.to(torch.int64)
+    low = ((squares - high.double()) * base).to(torch.int64)
+    return torch.stack([high.sum(), low.sum()])
