@@ -3,11 +3,14 @@
 import torch
 
 
-def revealing(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:
-    """Normal numbers with one in eight scaled up by a large power, of either sign, so that cancellation depends on the order."""
+def revealing(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0, large: float | None = None) -> torch.Tensor:
+    """Normal numbers with one in eight replaced by +-large, so that cancellation depends on the order.
+
+    large: 1e15 (1e4 in fp16) by default; smaller where several layers follow each other and nothing may overflow.
+    """
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(*shape, generator=generator)
-    large = 1e4 if dtype == torch.float16 else 1e15
+    large = large or (1e4 if dtype == torch.float16 else 1e15)
     where = torch.rand(*shape, generator=generator)
     return torch.where(where < 0.125, x.sign() * large, x).to(dtype)
 
