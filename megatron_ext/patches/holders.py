@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 _OWN_PACKAGE = "megatron_ext"
+# What neither is a stock object's holder nor leads to one.
+_LEAVES = frozenset((type(None), bool, int, float, complex, str, bytes, types.ModuleType, types.BuiltinFunctionType, property))
 # Interned or shared by the whole process, so identity does not tell where a value came from.
 _SHARED_TYPES = (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, type(...), type(NotImplemented))
 
@@ -48,6 +50,8 @@ def find_holders(stock: dict[str, Any]) -> list[Place]:
     """
     wanted = {id(value): target for target, value in stock.items() if not isinstance(value, _SHARED_TYPES)}
     by_import = {target: value for target, value in stock.items() if isinstance(value, _SHARED_TYPES)}
+    if not stock:
+        return []
     places: list[Place] = []
     seen: set[int] = set()
     for module in live_modules():
@@ -72,21 +76,30 @@ def foreign_subclasses(stock: type) -> list[str]:
 
 def _scan_namespace(owner: Any, label: str, wanted: dict[int, str], seen: set[int]) -> Iterator[Place]:
     """Places in the namespace of a module or class and in what hangs on it."""
-    separator = ":" if isinstance(owner, types.ModuleType) else "."
-    for name, value in list(vars(owner).items()):
-        inner = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
-        target = wanted.get(id(inner))
-        if target is not None:
-            yield Place(target, f"{label}{separator}{name}", _attribute_writer(owner, name, type(value) if inner is not value else None))
-        elif type(inner) is types.FunctionType:  # type(), not isinstance(): lazy proxies lie about their class
-            if inner.__defaults__ or inner.__kwdefaults__ or inner.__closure__:
-                yield from _scan_function(inner, f"{label}{separator}{name}", wanted, seen)
-        elif issubclass(type(inner), type):
-            if id(inner) not in seen:
-                seen.add(id(inner))
-                yield from _scan_namespace(inner, f"{inner.__module__}:{inner.__qualname__}", wanted, seen)
-        elif separator == ":" and type(inner) in _CONTAINER_SCANS:
-            yield from _CONTAINER_SCANS[type(inner)](inner, f"{label}:{name}", wanted)
+    namespace = dict(vars(owner))
+    is_module = issubclass(type(owner), types.ModuleType)
+    separator = ":" if is_module else "."
+    if not wanted.keys().isdisjoint(map(id, namespace.values())):
+        for name, value in namespace.items():
+            if id(value) in wanted:
+                yield Place(wanted[id(value)], f"{label}{separator}{name}", functools.partial(setattr, owner, name))
+    # type(), not isinstance(): lazy proxies lie about their class. A process has a million names, few are of interest.
+    for name, value in [item for item in namespace.items() if type(item[1]) not in _LEAVES]:
+        kind = type(value)
+        if kind is staticmethod or kind is classmethod:
+            if id(value.__func__) in wanted:
+                write = functools.partial(_write_descriptor, owner, name, kind)
+                yield Place(wanted[id(value.__func__)], f"{label}{separator}{name}", write)
+            value, kind = value.__func__, type(value.__func__)
+        if kind is types.FunctionType:
+            if value.__defaults__ or value.__kwdefaults__ or value.__closure__:
+                yield from _scan_function(value, f"{label}{separator}{name}", wanted, seen)
+        elif issubclass(kind, type):
+            if id(value) not in seen and id(value) not in wanted:
+                seen.add(id(value))
+                yield from _scan_namespace(value, f"{value.__module__}:{value.__qualname__}", wanted, seen)
+        elif is_module and kind in _CONTAINER_SCANS:
+            yield from _CONTAINER_SCANS[kind](value, f"{label}:{name}", wanted)
 
 
 def _scan_function(function: types.FunctionType, label: str, wanted: dict[int, str], seen: set[int]) -> Iterator[Place]:
@@ -110,19 +123,23 @@ def _scan_function(function: types.FunctionType, label: str, wanted: dict[int, s
 
 
 def _scan_dict(table: dict, label: str, wanted: dict[int, str]) -> Iterator[Place]:
+    if wanted.keys().isdisjoint(map(id, list(table.values()))):
+        return
     for key, value in list(table.items()):
         if id(value) in wanted:
             yield Place(wanted[id(value)], f"{label}[{key!r}]", functools.partial(table.__setitem__, key))
 
 
 def _scan_list(items: list, label: str, wanted: dict[int, str]) -> Iterator[Place]:
+    if wanted.keys().isdisjoint(map(id, items)):
+        return
     for index, value in enumerate(items):
         if id(value) in wanted:
             yield Place(wanted[id(value)], f"{label}[{index}]", functools.partial(items.__setitem__, index))
 
 
 def _scan_fixed(items: Any, label: str, wanted: dict[int, str]) -> Iterator[Place]:
-    yield from (Place(wanted[id(value)], label, None) for value in items if id(value) in wanted)
+    yield from (Place(wanted[id(value)], label, None) for value in tuple(items) if id(value) in wanted)
 
 
 def _scan_partial(call: functools.partial, label: str, wanted: dict[int, str]) -> Iterator[Place]:
@@ -135,11 +152,8 @@ _CONTAINER_SCANS = {
 }  # fmt: skip
 
 
-def _attribute_writer(owner: Any, name: str, descriptor: type | None) -> Callable[[Any], None]:
-    def write(value: Any) -> None:
-        setattr(owner, name, descriptor(value) if descriptor else value)
-
-    return write
+def _write_descriptor(owner: Any, name: str, descriptor: type, value: Any) -> None:
+    setattr(owner, name, descriptor(value))
 
 
 def _write_default(function: types.FunctionType, index: int, value: Any) -> None:
@@ -160,7 +174,7 @@ def _imported_values(module: types.ModuleType, label: str, by_import: dict[str, 
     for home, name, alias in _from_imports(module, {name for _, name in candidates}):
         target = candidates.get((home, name))
         if target is not None and vars(module).get(alias, _ABSENT) is by_import[target]:
-            yield Place(target, f"{label}:{alias}", _attribute_writer(module, alias, None))
+            yield Place(target, f"{label}:{alias}", functools.partial(setattr, module, alias))
 
 
 _ABSENT = object()
