@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import pathlib
 import tempfile
@@ -41,7 +42,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     sampling.add_argument("--samples", type=int, default=1, help="responses per prompt")
     engines = parser.add_argument_group("engines")
     engines.add_argument("--micro-batch-size", type=int, default=4)
-    engines.add_argument("--pack", action="store_true", help="recompute several sequences as one packed row")
+    engines.add_argument("--no-pack", action="store_true", help="recompute padded sequences side by side instead of packed ones")
     engines.add_argument("--max-num-seqs", type=int, default=64)
     engines.add_argument("--max-num-batched-tokens", type=int, default=512, help="prefill chunk size of the rollout")
     engines.add_argument("--kernel-backend", choices=KERNEL_BACKENDS, default="native")
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace, log_dir: pathlib.Path) -> dict:
     """Samples, recomputes, compares. Raises before the first token if the two sides do not fit each other."""
     contract, phases = make_contract(args), session.Phases()
     layouts = (train_layout(args), RolloutLayout(args.rollout_tp, args.rollout_ep))
-    settings = session.TrainSettings(args.micro_batch_size, args.pack, timeout_s=args.timeout)
+    settings = session.TrainSettings(args.micro_batch_size, not args.no_pack and contract.consistency, timeout_s=args.timeout)
     layouts[0].world_size  # an impossible layout is refused before anything starts
     prompts = make_prompts(args)
     spec = SamplingSpec(args.temperature, args.max_tokens, [args.seed * 1_000_003 + i for i in range(len(prompts))])
@@ -82,9 +83,9 @@ def run(args: argparse.Namespace, log_dir: pathlib.Path) -> dict:
         engine = session.start_rollout(args.hf, layouts[1], contract, max_num_seqs=args.max_num_seqs,
                                        max_num_batched_tokens=args.max_num_batched_tokens)  # fmt: skip
     with engine:
-        with show.phase(phases, "start_train", f"starting Megatron {layouts[0]}, {layouts[0].world_size} ranks"):
-            world = session.start_training(args.hf, layouts[0], contract, settings, str(log_dir / "train.log"))
-        with world:
+        with contextlib.ExitStack() as stack:
+            with show.phase(phases, "start_train", f"starting Megatron {layouts[0]}, {layouts[0].world_size} ranks"):
+                world = stack.enter_context(session.training(args.hf, layouts[0], contract, settings, str(log_dir / "train.log")))
             digest = session.check_contracts(contract, world, engine.report())
             tensors = session.check_weights(world, engine) if contract.consistency else None
             with show.phase(phases, "rollout", f"sampling {len(prompts)} x {args.max_tokens} tokens"):

@@ -38,15 +38,12 @@ class TrainLayout:
             raise LayoutError(f"ep x etp = {experts} does not divide tp x dp = {dense * dp}; choose --train-dp accordingly")
         return dense * dp * self.pp
 
-    def flags(self) -> list[str]:
-        """Megatron's command-line flags."""
-        sequence_parallel = self.tp > 1 if self.sequence_parallel is None else self.sequence_parallel
-        flags = [
-            "--tensor-model-parallel-size", self.tp, "--pipeline-model-parallel-size", self.pp,
-            "--expert-model-parallel-size", self.ep, "--expert-tensor-parallel-size", self.expert_tensor_parallel,
-            "--moe-token-dispatcher-type", self.dispatcher,
-        ]  # fmt: skip
-        return [str(flag) for flag in flags] + ["--sequence-parallel"] * sequence_parallel
+    def arguments(self) -> dict:
+        """Keyword arguments of `train.client.layout_flags`."""
+        return {
+            "tp": self.tp, "pp": self.pp, "ep": self.ep, "etp": self.expert_tensor_parallel,
+            "sequence_parallel": self.sequence_parallel, "dispatcher": self.dispatcher,
+        }  # fmt: skip
 
     def __str__(self) -> str:
         sizes = {"TP": self.tp, "EP": self.ep, "PP": self.pp, "ETP": self.expert_tensor_parallel}

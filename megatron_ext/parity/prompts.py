@@ -61,6 +61,6 @@ def made_prompts(hf_dir: str, lengths: list[int]) -> list[list[int]]:
     tokenizer = load_tokenizer(hf_dir)
     topics = pydoc_data.topics.topics
     text = "\n".join(topics[name] for name in sorted(topics))
-    ids = tokenizer.encode(text[: 12 * max(lengths) + 6 * len(lengths) * 50], add_special_tokens=False)
+    ids = tokenizer(text[: 12 * max(lengths) + 300 * len(lengths)], add_special_tokens=False, verbose=False)["input_ids"]
     starts = [(i // 2) * 97 % max(1, len(ids) - max(lengths)) for i in range(len(lengths))]
     return [ids[start : start + length] for start, length in zip(starts, lengths, strict=True)]

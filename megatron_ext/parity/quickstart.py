@@ -7,6 +7,7 @@ step; the weights go to the rollout; and again. Writes summary.json.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import pathlib
 import subprocess
@@ -51,13 +52,16 @@ def sample_and_compare(world, engine, prompt_ids, step: int, phases: session.Pha
         rollouts = engine.generate(prompt_ids, spec)
     with show.phase(phases, "recompute", f"step {step}: Megatron recomputes their logprobs"):
         train = session.recompute(world, rollouts, spec.temperature, settings)
-    return rollouts, session.judge(rollouts, train)
+    verdict = session.judge(rollouts, train)
+    show.console.print(f"step {step}: {verdict.mismatched_tokens} of {verdict.tokens} tokens differ, max |logdiff| {verdict.logdiff_max:.3g}")
+    return rollouts, verdict
 
 
 def run(args: argparse.Namespace) -> dict:
     out = pathlib.Path(args.out).resolve()
     out.mkdir(parents=True, exist_ok=True)
-    contract, phases, settings = Contract(consistency=not args.no_consistency), session.Phases(), session.TrainSettings()
+    contract, phases = Contract(consistency=not args.no_consistency), session.Phases()
+    settings = session.TrainSettings(pack=contract.consistency)  # Megatron's stock local attention takes no packed sequences
     hf_dir = out / "model"
     with show.phase(phases, "make_model", "making a small random Qwen3-MoE and training its tokenizer"):
         make_model(hf_dir)
@@ -65,13 +69,13 @@ def run(args: argparse.Namespace) -> dict:
     with show.phase(phases, "start_rollout", f"starting vLLM {ROLLOUT}"):
         engine = session.start_rollout(str(hf_dir), ROLLOUT, contract, max_num_batched_tokens=CHUNK, max_num_seqs=len(prompt_ids))
     with engine:
-        with show.phase(phases, "start_train", f"starting Megatron {TRAIN}, {TRAIN.world_size} ranks"):
-            world = session.start_training(str(hf_dir), TRAIN, contract, settings, str(out / "train.log"))
-        with world:
+        with contextlib.ExitStack() as stack:
+            with show.phase(phases, "start_train", f"starting Megatron {TRAIN}, {TRAIN.world_size} ranks"):
+                world = stack.enter_context(session.training(str(hf_dir), TRAIN, contract, settings, str(out / "train.log")))
             digest = session.check_contracts(contract, world, engine.report())
             rollouts, before = sample_and_compare(world, engine, prompt_ids, 0, phases, settings)
             with show.phase(phases, "train_step", "one optimizer step"):
-                step = world.call("train_step", sequences=session.as_sequences(rollouts), advantages=advantages(rollouts), temperature=1.0)
+                step = session.train_step(world, rollouts, advantages(rollouts), 1.0, settings)
             with show.phase(phases, "weight_sync", "weights to the rollout"):
                 session.sync_weights(world, engine, out / "step1")
                 if contract.consistency:

