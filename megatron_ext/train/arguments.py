@@ -249,6 +249,11 @@ def _expert_problems(args: argparse.Namespace, order: ReductionOrder) -> list[st
         problems += _order_problems(lambda: order.check_contraction(width, "--moe-ffn-hidden-size"))
     if tp > 1 and not args.sequence_parallel:
         problems.append("--sequence-parallel: needed with experts and TP > 1; without it every TP rank dispatches the same tokens")
+    if args.expert_model_parallel_size * etp % tp:
+        problems.append(
+            f"--expert-model-parallel-size {args.expert_model_parallel_size} x --expert-tensor-parallel-size {etp}: expected a multiple of "
+            f"TP={tp}; one micro-batch's tokens would reach several copies of an expert, and its gradient would depend on TP"
+        )
     if args.moe_router_enable_expert_bias and args.moe_router_bias_update_rate:
         problems.append("--moe-router-bias-update-rate: expected 0.0; the correction bias is honoured but not updated")
     if args.moe_router_num_groups:
