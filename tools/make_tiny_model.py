@@ -57,7 +57,8 @@ def make_config(args: argparse.Namespace, tokenizer: PreTrainedTokenizerFast) ->
     common = dict(
         vocab_size=args.vocab, hidden_size=args.hidden, num_hidden_layers=args.layers, num_attention_heads=args.heads,
         num_key_value_heads=args.kv_heads, head_dim=args.head_dim, intermediate_size=args.dense_width,
-        max_position_embeddings=args.max_positions, rope_parameters={"rope_type": "default", "rope_theta": 1e6}, tie_word_embeddings=args.tied, rms_norm_eps=1e-6, attention_bias=False,
+        max_position_embeddings=args.max_positions, rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        tie_word_embeddings=args.tied, rms_norm_eps=1e-6, attention_bias=False,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None, dtype=torch.bfloat16,
     )  # fmt: skip
     if args.dense:
@@ -90,7 +91,9 @@ def make_model(out: Path, args: argparse.Namespace) -> None:
     config = make_config(args, tokenizer)
     model = (Qwen3ForCausalLM if args.dense else Qwen3MoeForCausalLM)(config).to(torch.bfloat16)
     spread_weights(model, args.seed)
-    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True)
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
+    )
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
