@@ -136,30 +136,6 @@ REQUIREMENTS = (
     Requirement("hybrid_layer_pattern", (None,), _ABSENT),
     Requirement("heterogeneous_layers_config_path", (None,), _ABSENT),
     Requirement("spec", (None,), "the layer spec is ours"),
-    # experts
-    Requirement("moe_grouped_gemm", _OFF, "it needs TransformerEngine; our experts are grouped anyway"),
-    Requirement("moe_token_dispatcher_type", ("alltoall", "allgather"), _ABSENT),
-    Requirement("moe_router_dtype", ("fp32",), "router logits are fp32 on both sides"),
-    Requirement("moe_router_score_function", ("softmax", "sigmoid"), _ABSENT),
-    Requirement("moe_router_load_balancing_type", ("none", ["none"]), "the loss must not depend on which tokens share a batch"),
-    Requirement("moe_aux_loss_coeff", (0.0, [0.0]), "the loss must not depend on which tokens share a batch"),
-    Requirement("moe_z_loss_coeff", (None,), "the loss must not depend on which tokens share a batch"),
-    Requirement("moe_input_jitter_eps", (None,), "it is random"),
-    Requirement("moe_router_force_load_balancing", _OFF, "it is random"),
-    Requirement("moe_router_force_biased", (None,), "it is random"),
-    Requirement("moe_expert_capacity_factor", (None,), "dropped tokens depend on which tokens share a batch"),
-    Requirement("moe_pad_expert_input_to_capacity", _OFF, "dropped tokens depend on which tokens share a batch"),
-    Requirement("moe_router_padding_for_quantization", _OFF, _ABSENT),
-    Requirement("moe_router_fusion", _OFF, _ORDERED),
-    Requirement("moe_permute_fusion", _OFF, _ORDERED),
-    Requirement("moe_apply_probs_on_input", _OFF, "an expert's output is weighted after fc2"),
-    Requirement("moe_shared_expert_intermediate_size", (None,), _ABSENT),
-    Requirement("moe_shared_expert_overlap", _OFF, _ABSENT),
-    Requirement("moe_latent_size", (None,), _ABSENT),
-    Requirement("moe_mlp_glu_interleave_size", (None,), _ABSENT),
-    Requirement("moe_enable_routing_replay", _OFF, _ABSENT),
-    Requirement("moe_use_upcycling", _OFF, _ABSENT),
-    Requirement("moe_layer_recompute", _OFF, _ABSENT),
     # execution
     Requirement("context_parallel_size", (1,), _ABSENT),
     Requirement("num_virtual_stages_per_pipeline_rank", (None,), _ABSENT),
@@ -193,9 +169,37 @@ REQUIREMENTS = (
 )  # fmt: skip
 
 
+EXPERT_REQUIREMENTS = (
+    Requirement("moe_grouped_gemm", _OFF, "it needs TransformerEngine; our experts are grouped anyway"),
+    Requirement("moe_token_dispatcher_type", ("alltoall", "allgather"), _ABSENT),
+    Requirement("moe_router_dtype", ("fp32",), "router logits are fp32 on both sides"),
+    Requirement("moe_router_score_function", ("softmax", "sigmoid"), _ABSENT),
+    Requirement("moe_router_load_balancing_type", ("none", ["none"]), "the loss must not depend on which tokens share a batch"),
+    Requirement("moe_aux_loss_coeff", (0.0, [0.0]), "the loss must not depend on which tokens share a batch"),
+    Requirement("moe_z_loss_coeff", (None,), "the loss must not depend on which tokens share a batch"),
+    Requirement("moe_input_jitter_eps", (None,), "it is random"),
+    Requirement("moe_router_force_load_balancing", _OFF, "it is random"),
+    Requirement("moe_router_force_biased", (None,), "it is random"),
+    Requirement("moe_expert_capacity_factor", (None,), "dropped tokens depend on which tokens share a batch"),
+    Requirement("moe_pad_expert_input_to_capacity", _OFF, "dropped tokens depend on which tokens share a batch"),
+    Requirement("moe_router_padding_for_quantization", _OFF, _ABSENT),
+    Requirement("moe_router_fusion", _OFF, _ORDERED),
+    Requirement("moe_permute_fusion", _OFF, _ORDERED),
+    Requirement("moe_apply_probs_on_input", _OFF, "an expert's output is weighted after fc2"),
+    Requirement("moe_shared_expert_intermediate_size", (None,), _ABSENT),
+    Requirement("moe_shared_expert_overlap", _OFF, _ABSENT),
+    Requirement("moe_latent_size", (None,), _ABSENT),
+    Requirement("moe_mlp_glu_interleave_size", (None,), _ABSENT),
+    Requirement("moe_enable_routing_replay", _OFF, _ABSENT),
+    Requirement("moe_use_upcycling", _OFF, _ABSENT),
+    Requirement("moe_layer_recompute", _OFF, _ABSENT),
+)  # fmt: skip
+
+
 def check_supported(args: argparse.Namespace, order: ReductionOrder) -> None:
     """Raises UnsupportedOption listing every option of a consistent run that its adapters do not keep."""
-    problems = [problem for requirement in REQUIREMENTS if (problem := requirement.problem(args)) is not None]
+    requirements = REQUIREMENTS + (EXPERT_REQUIREMENTS if args.num_experts else ())
+    problems = [problem for requirement in requirements if (problem := requirement.problem(args)) is not None]
     if args.bf16 == args.fp16:
         problems.append("--bf16 or --fp16: expected exactly one of them; the model type is a 16-bit float")
     problems += _layout_problems(args, order)

@@ -70,7 +70,7 @@ class TrainWorld:
 
     def __enter__(self) -> TrainWorld:
         self._folder = tempfile.TemporaryDirectory(prefix="megatron_ext_")
-        socket_path = Path(self._folder.name) / "worker"
+        socket_path = self._socket_path = Path(self._folder.name) / "worker"
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         command = [
             sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(self.nproc), "--nnodes", "1",
@@ -130,8 +130,7 @@ class TrainWorld:
         except (EOFError, OSError) as error:
             raise self._failure(f"{command}: the worker world died") from error
         if "error" in answer:
-            self._end()
-            raise WorkerError(f"{command} failed in the worker world (log: {self.log_path})\n{answer['error']}")
+            raise self._failure(f"{command} failed in the worker world")
         return answer
 
     def _receive(self, command: str) -> dict[str, Any]:
@@ -143,12 +142,16 @@ class TrainWorld:
         return self._connection.recv()
 
     def _check_alive(self, command: str) -> None:
-        if self._process.poll() is not None:
+        if self._process.poll() is not None and not (self._connection is not None and self._connection.poll()):
             raise self._failure(f"{command}: the worker world ended with exit code {self._process.returncode}")
 
     def _failure(self, text: str) -> WorkerError:
-        """Ends the world and says why, with the end of the log."""
+        """Ends the world and says why: what its ranks reported, the first one first, else the end of the log."""
         self._end()
+        reports = sorted(self._socket_path.parent.glob("*.failure.*"), key=lambda file: file.stat().st_mtime_ns)
+        if reports:
+            said = "\n".join(file.read_text(errors="replace") for file in reports)
+            return WorkerError(f"{text} (log: {self.log_path})\n{said}")
         lines = self.log_path.read_text(errors="replace").splitlines() if self.log_path.exists() else []
         tail = "\n".join(lines[-TAIL_LINES:])
         return WorkerError(f"{text}\nend of {self.log_path}:\n{tail}")

@@ -17,6 +17,7 @@ import signal
 import time
 import traceback
 from multiprocessing.connection import Connection, Listener
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -118,9 +119,10 @@ def _token_sequences(sequences: list[dict], advantages: list[float] | None = Non
 class Client:
     """Rank 0's end of the connection; on the other ranks it says nothing and hears what rank 0 hears."""
 
-    def __init__(self, socket_path: str | None) -> None:
+    def __init__(self, socket_path: str, rank: int) -> None:
         self._connection: Connection | None = None
-        if socket_path is not None:
+        self._failure_file = Path(f"{socket_path}.failure.{rank}")
+        if rank == 0:
             with Listener(socket_path, family="AF_UNIX") as listener:
                 self._connection = listener.accept()
 
@@ -130,8 +132,11 @@ class Client:
                 self._connection.send(answer)
 
     def report_failure(self) -> None:
-        """Tells the client about the exception being handled, from whichever rank can."""
-        self.answer({"error": f"rank {os.environ['RANK']}: {traceback.format_exc()}"})
+        """Tells the client about the exception being handled: by a file, and on rank 0 also by an answer."""
+        text = f"rank {os.environ['RANK']}: {traceback.format_exc()}"
+        with contextlib.suppress(OSError):  # the client has gone and taken its folder along
+            self._failure_file.write_text(text)
+        self.answer({"error": text})
 
     def receive(self) -> dict[str, Any]:
         """The next request, the same on every rank; "shutdown" if the client is gone."""
@@ -160,7 +165,7 @@ def die_with_parent() -> None:
 def main() -> None:
     die_with_parent()
     known, _ = add_worker_arguments(argparse.ArgumentParser(add_help=False, allow_abbrev=False)).parse_known_args()
-    client = Client(known.worker_socket if os.environ.get("RANK") == "0" else None)
+    client = Client(known.worker_socket, int(os.environ["RANK"]))
     try:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         args, contract, report = start_megatron(add_worker_arguments)
