@@ -340,7 +340,7 @@ def _signature_problems(row: Patch, found: Target, ours: Any) -> list[str]:
         elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             accepted = parameter.name in mine or any_name
         else:
-            accepted = (index < len(names) and names[index] == parameter.name) or (index == 0 and parameter.name == "self")
+            accepted = (index < len(names) and names[index] == parameter.name) or (index == 0 and parameter.name in ("self", "cls"))
         if not accepted:
             wrong.append(parameter.name)
     if not wrong:
