@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -40,13 +41,14 @@ class SamplingSpec:
 @dataclass(frozen=True)
 class Rollout:
     """One sampled sequence. logprobs: float32 [len(token_ids)], of softmax(logits / temperature). cached_tokens: prompt tokens
-    whose keys came from the prefix cache."""
+    whose keys came from the prefix cache. preemptions: how often the request was put off and its keys were computed again."""
 
     prompt_ids: list[int]
     token_ids: list[int]
     logprobs: np.ndarray = field(repr=False)
     finish_reason: str
     cached_tokens: int
+    preemptions: int
 
 
 class RolloutEngine:
@@ -69,10 +71,12 @@ class RolloutEngine:
         self.contract = contract or Contract()
         check_plugins()
         self._llm, self._pids, self._probe = None, [], None
+        self._stats = Counter(preemptions=0, prompt_tokens=0, cached_tokens=0)
         settings = _llm_arguments(hf_dir, tensor_parallel, expert_parallel, vllm_kwargs)
         with _environment({**_ENVIRONMENT, **_contract_environment(self.contract, tensor_parallel)}):
-            from vllm import LLM
+            from vllm import LLM, envs
 
+            envs.disable_envs_cache()  # an engine started earlier in this process froze the environment it saw
             self._llm = LLM(**settings)
         try:
             self._check_workers()
@@ -93,7 +97,13 @@ class RolloutEngine:
                 [{"prompt_token_ids": list(prompt)} for prompt in prompts], self._parameters(len(prompts), spec), use_tqdm=False
             )
         self._remember_prompt(prompts)
-        return [_to_rollout(output) for output in outputs]
+        rollouts = [_to_rollout(output) for output in outputs]
+        self._stats.update(
+            preemptions=sum(r.preemptions for r in rollouts),
+            prompt_tokens=sum(len(r.prompt_ids) for r in rollouts),
+            cached_tokens=sum(r.cached_tokens for r in rollouts),
+        )
+        return rollouts
 
     def load_weights(self, folder: str) -> None:
         """Drains requests, loads a Hugging Face folder on every rank, drops the prefix cache and proves that it is gone."""
@@ -129,13 +139,8 @@ class RolloutEngine:
             assert_hit(entry["rows"], entry["process"])
 
     def stats(self) -> dict[str, int]:
-        """Counters since the engine started: preemptions, prefix_queries and prefix_hits (in tokens)."""
-        names = {"vllm:num_preemptions": "preemptions", "vllm:prefix_cache_queries": "prefix_queries", "vllm:prefix_cache_hits": "prefix_hits"}
-        values = dict.fromkeys(names.values(), 0)
-        for metric in self._llm.get_metrics():
-            if metric.name in names:
-                values[names[metric.name]] += int(metric.value)
-        return values
+        """Sums over every rollout of this engine: preemptions, prompt_tokens, cached_tokens (prompt tokens found in the prefix cache)."""
+        return dict(self._stats)
 
     def close(self) -> None:
         """Stops the workers; raises RolloutError if one would not end (it is killed then)."""
@@ -248,7 +253,10 @@ def _to_rollout(output) -> Rollout:
     completion = output.outputs[0]
     tokens = list(completion.token_ids)
     logprobs = np.array([step[token].logprob for step, token in zip(completion.logprobs, tokens)], dtype=np.float32)
-    return Rollout(list(output.prompt_token_ids), tokens, logprobs, completion.finish_reason, output.num_cached_tokens or 0)
+    return Rollout(
+        list(output.prompt_token_ids), tokens, logprobs, completion.finish_reason, output.num_cached_tokens or 0,
+        output.metrics.num_preemptions,
+    )  # fmt: skip
 
 
 def _wait_for_end(pids: Sequence[int], seconds: float) -> list[int]:

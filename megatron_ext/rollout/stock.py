@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from megatron_ext.patches import original
 
 EXPERTS_TARGET = "vllm.model_executor.layers.fused_moe.experts.cpu_moe:CPUUnquantizedExperts.apply"
@@ -24,3 +26,15 @@ def apply_experts(
         self, output, hidden_states, w1, w2, topk_weights, topk_ids, activation, global_num_experts, None, a1q_scale,
         a2_scale, workspace13, workspace2, expert_tokens_meta, apply_router_weight_on_input,
     )  # fmt: skip
+
+
+def pack_experts(model: torch.nn.Module) -> None:
+    """Packs expert weights for the CPU kernel after vLLM's `reload_weights`, which leaves them as they are in the checkpoint.
+
+    vLLM packs on the first load only: later loads expect kernels that read checkpoint order, and the CPU's does not.
+    """
+    from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+
+    for module in model.modules():
+        if isinstance(module, RoutedExperts):
+            module.quant_method.moe_kernel.fused_experts.process_weights_after_loading(module)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,16 +71,18 @@ def read_checkpoint(folder: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def load_checkpoint(model: torch.nn.Module, folder: str) -> None:
-    """Copies a checkpoint into the adapters' parameters. Raises RolloutError if a parameter was not written."""
-    written = model.load_weights(read_checkpoint(folder))
-    check_loaded(model, written)
+    """Copies a checkpoint into the adapters' parameters. Raises RolloutError naming the logical tensors it does not have."""
+    read: set[str] = set()
 
+    def noted() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in read_checkpoint(folder):
+            read.add(name)
+            yield name, tensor
 
-def check_loaded(model: torch.nn.Module, written: Iterable[str]) -> None:
-    """Every parameter must be among the `written` names; a tied one counts under either name (named_parameters gives one)."""
-    missing = sorted({name for name, _ in model.named_parameters()} - set(written))
+    model.load_weights(noted())
+    missing = sorted({part.name for part in parts(model)} - read)
     if missing:
-        raise RolloutError(f"checkpoint left {len(missing)} parameters as they were, {missing[:5]} among them; export the whole model")
+        raise RolloutError(f"{folder}: {len(missing)} tensors of the model are not in it ({missing[:5]} ...); export the whole model")
 
 
 def _whole(path: str, module: torch.nn.Module) -> Iterator[Part]:

@@ -31,7 +31,10 @@ class WorkerExtension:
     def ordered_load_weights(self, folder: str) -> None:
         """Replaces every weight by those of a Hugging Face folder. Raises RolloutError if any was left as it was."""
         if not Contract.from_environment().consistency:
+            from megatron_ext.rollout.stock import pack_experts
+
             self.reload_weights(weights_path=folder)  # the stock layout is packed: vLLM must take it apart and pack again
+            pack_experts(self.model_runner.model)
             return
         from megatron_ext.rollout.weights import load_checkpoint
 
