@@ -71,7 +71,7 @@ class RolloutEngine:
         self.contract = contract or Contract()
         check_plugins()
         self._llm, self._pids, self._probe = None, [], None
-        self._stats = Counter(preemptions=0, prompt_tokens=0, cached_tokens=0)
+        self._stats = Counter(preemptions=0, prefix_queries=0, prefix_hits=0)
         settings = _llm_arguments(hf_dir, tensor_parallel, expert_parallel, vllm_kwargs)
         with _environment({**_ENVIRONMENT, **_contract_environment(self.contract, tensor_parallel)}):
             from vllm import LLM, envs
@@ -100,8 +100,8 @@ class RolloutEngine:
         rollouts = [_to_rollout(output) for output in outputs]
         self._stats.update(
             preemptions=sum(r.preemptions for r in rollouts),
-            prompt_tokens=sum(len(r.prompt_ids) for r in rollouts),
-            cached_tokens=sum(r.cached_tokens for r in rollouts),
+            prefix_queries=sum(len(r.prompt_ids) for r in rollouts),
+            prefix_hits=sum(r.cached_tokens for r in rollouts),
         )
         return rollouts
 
@@ -139,7 +139,7 @@ class RolloutEngine:
             assert_hit(entry["rows"], entry["process"])
 
     def stats(self) -> dict[str, int]:
-        """Sums over every rollout of this engine: preemptions, prompt_tokens, cached_tokens (prompt tokens found in the prefix cache)."""
+        """Sums over every rollout of this engine: preemptions, prefix_queries (prompt tokens), prefix_hits (cached ones)."""
         return dict(self._stats)
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ def references(moe_model) -> tuple[list[Rollout], list[Rollout]]:
         alone = [sample(engine, [index])[0] for index in range(len(LENGTHS))]
         assert_same(alone, together)
         grown = grow(engine)
-        assert engine.stats()["cached_tokens"] == engine.stats()["preemptions"] == 0
+        assert engine.stats()["prefix_hits"] == engine.stats()["preemptions"] == 0
         engine.assert_hit()
     return together, grown
 
@@ -97,7 +97,7 @@ def test_warm_prefix_cache(tensor_parallel, reference):
     sample(tensor_parallel)
     warm = sample(tensor_parallel)
     assert [r.cached_tokens for r, n in zip(warm, LENGTHS)] == [(n - 1) // 128 * 128 for n in LENGTHS]
-    assert tensor_parallel.stats()["cached_tokens"] > 0
+    assert tensor_parallel.stats()["prefix_hits"] > 0
     assert_same(warm, reference)
 
 
