@@ -94,15 +94,17 @@ TRAIN_ROWS = [
     _spec(
         target="megatron.core.distributed.finalize_model_grads:finalize_model_grads",
         replacement="megatron_ext.train.gradients:finalize_model_grads",
-        why="gradients are summed over DP, and over TP for norms, by a backend's own all-reduce",
+        why="gradients are summed over DP, and over TP for norms, by a backend's own all-reduce. must_hit is off because only a "
+        "train_step calls it",
         upstream="config.finalize_model_grads_func",
-        must_hit=False,  # only a train_step calls it, and a run may only compute log-probabilities
+        must_hit=False,
     ),
     _MEGATRON(
         target="megatron.core.optimizer.clip_grads:get_grad_norm_fp32",
         replacement="megatron_ext.train.gradients:grad_norm_fp32",
         seam="rebind",
-        why="squares are summed per shard and then all-reduced: the norm depends on TP and PP. must_hit is off because only a train_step calls it",
+        why="squares are summed per shard and then all-reduced: the norm depends on TP and PP. must_hit is off because only a "
+        "train_step calls it",
         upstream="no seam: MegatronOptimizer.get_grad_norm calls the module's function",
         remove_when="Megatron takes the norm function from the optimizer config",
         must_hit=False,
