@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 MEGATRON_FLAGS = (
     "--distributed-backend", "gloo",
     "--use-cpu-initialization",
-    "--inference-rng-tracker",
+    "--inference-rng-tracker",  # holds no states, so checkpoints can neither save nor restore any
+    "--no-save-rng", "--no-load-rng",
     "--no-gradient-accumulation-fusion",
     "--no-masked-softmax-fusion",
     "--no-bias-swiglu-fusion",

@@ -130,11 +130,13 @@ class TrainEngine:
         return weights.digest_hf(self.module, self.args.vocab_size)
 
     def save_checkpoint(self, path: str | Path) -> None:
-        """Megatron's distributed checkpoint of model, optimizer and schedule, any layout can load it."""
+        """Megatron's distributed checkpoint of model, optimizer and schedule."""
         self.args.save = str(path)
         checkpointing.save_checkpoint(self.iteration, self.model, self.optimizer, self.scheduler, 0)
 
     def load_checkpoint(self, path: str | Path) -> None:
+        """A checkpoint of any TP and PP. Megatron keeps expert parameters in an optimizer of their own only for EP > 1, so
+        optimizer state does not pass between EP 1 and EP > 1; weights do (export_hf, load_hf)."""
         self.args.load = str(path)
         self.iteration, _ = checkpointing.load_checkpoint(self.model, self.optimizer, self.scheduler, strict=True)
 
