@@ -54,7 +54,7 @@ install_packages() {
         return
     fi
     say "installing $(grep -c == requirements.txt) pinned packages (minutes; about 3 GB to download the first time)"
-    "$venv/bin/python" -m pip install --no-input --disable-pip-version-check --no-deps -r requirements.txt
+    "$venv/bin/python" -m pip install --no-input --disable-pip-version-check --no-compile --no-deps -r requirements.txt
     say "installing megatron_ext itself (editable)"
     "$venv/bin/python" -m pip install --no-input --disable-pip-version-check --no-deps --no-build-isolation -e .
     echo "$key" >"$stamp"
