@@ -8,4 +8,5 @@
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 bash "$root/launch/setup.sh"
+unset PYTHONDONTWRITEBYTECODE # many processes start, and each would compile every module again
 exec "$root/.venv/bin/python" -m megatron_ext.parity.quickstart "$@"

@@ -57,6 +57,9 @@ install_packages() {
     "$venv/bin/python" -m pip install --no-input --disable-pip-version-check --no-compile --no-deps -r requirements.txt
     say "installing megatron_ext itself (editable)"
     "$venv/bin/python" -m pip install --no-input --disable-pip-version-check --no-deps --no-build-isolation -e .
+    say "first import of the engines (checks the environment, and byte-compiles what they use)"
+    env -u PYTHONDONTWRITEBYTECODE "$venv/bin/python" -W ignore -c \
+        'import torch, transformers, megatron.training.training, vllm.entrypoints.llm, vllm.v1.worker.cpu_worker' 2>&1 | tail -n 5
     echo "$key" >"$stamp"
 }
 

@@ -7,6 +7,7 @@
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 bash "$root/launch/setup.sh"
+unset PYTHONDONTWRITEBYTECODE # many processes start, and each would compile every module again
 
 selection=(-m "not full")
 if [[ "${1:-}" == "--full" ]]; then

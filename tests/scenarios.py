@@ -44,20 +44,29 @@ def grow(engine: RolloutEngine) -> Recording:
     return Recording("preempted", "first", 1.0, engine.generate(starts, spec))
 
 
-def record(engine: RolloutEngine, second_weights: str) -> list[Recording]:
-    """Cold and warm, mixed batches and alone, preempted, another temperature, and warm after a weight sync."""
-    recordings = [sample(engine, "cold, prefill chunks among decodes", "first")]
+LONG = (8, 9)  # the two longest prompts: together they fit into the cache, so a second run finds them there
+
+
+def warm(engine: RolloutEngine, name: str, weights: str) -> list[Recording]:
+    """The long prompts twice; the second time from the prefix cache."""
+    first = sample(engine, f"{name}, cold", weights, chosen=LONG)
     hits = engine.stats()["prefix_hits"]
-    recordings.append(sample(engine, "warm prefix cache", "first"))
+    second = sample(engine, f"{name}, warm prefix cache", weights, chosen=LONG)
     assert engine.stats()["prefix_hits"] > hits, "the second run of the same prompts found nothing in the prefix cache"
+    return [first, second]
+
+
+def record(engine: RolloutEngine, second_weights: str) -> list[Recording]:
+    """Cold, mixed batches and alone, preempted, another temperature, warm, and warm after a weight sync."""
+    recordings = [sample(engine, "prefill chunks among decodes", "first")]
     recordings += [sample(engine, f"prompt {i} alone", "first", chosen=[i]) for i in (2, 8)]
     recordings.append(sample(engine, "temperature 0.6", "first", temperature=0.6, chosen=range(2, 6)))
     before = engine.stats()["preemptions"]
     recordings.append(grow(engine))
     assert engine.stats()["preemptions"] > before, "no request was preempted"
-    sample(engine, "warm up the cache with old weights", "first")
+    recordings += warm(engine, "before the sync", "first")  # leaves keys of the old weights in the cache
     engine.load_weights(second_weights)
-    recordings.append(sample(engine, "after a weight sync", "second"))
-    recordings.append(sample(engine, "after a weight sync, warm", "second"))
+    recordings += warm(engine, "after the sync", "second")
+    recordings.append(sample(engine, "after the sync, all", "second"))
     engine.assert_hit()
     return recordings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
@@ -11,7 +12,8 @@ from rich.table import Table
 from megatron_ext.parity.logdiff import Verdict
 from megatron_ext.parity.session import Phases
 
-console = Console(highlight=False)
+LOG_WIDTH = 160  # columns where the output is no terminal
+console = Console(highlight=False, width=None if sys.stdout.isatty() else LOG_WIDTH)
 
 
 @contextlib.contextmanager

@@ -161,7 +161,7 @@ def test_other_weights_are_seen(moe, tmp_path):
 
 def test_first_differing_token_is_what_logdiff_reports(moe):
     """Two engines' recordings of one scenario agree token for token; a flipped bit is found where it is."""
-    recordings = [r for _, r in moe.of("first") if r.name.startswith("cold")]
+    recordings = [r for _, r in moe.of("first") if r.name.startswith("prefill")]
     assert len({tuple(map(tuple, (o.token_ids for o in r.rollouts))) for r in recordings}) == 1
     rollouts = recordings[0].rollouts
     changed = [o.logprobs.copy() for o in rollouts]
