@@ -101,7 +101,7 @@ TRAIN_ROWS = [
     ),
     _MEGATRON(
         target="megatron.core.optimizer.clip_grads:get_grad_norm_fp32",
-        replacement="megatron_ext.train.gradients:grad_norm_fp32",
+        replacement="megatron_ext.train.grad_norm:grad_norm_fp32",
         seam="rebind",
         why="squares are summed per shard and then all-reduced: the norm depends on TP and PP. must_hit is off because only a "
         "train_step calls it",

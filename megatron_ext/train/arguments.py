@@ -18,8 +18,19 @@ class UnsupportedOption(ValueError):
         super().__init__("\n".join(["the consistent training path cannot run with these options:", *(f"  - {p}" for p in problems)]))
 
 
+class _PlainHelp(argparse.HelpFormatter):
+    """Prints a help text as it stands where it cannot be expanded: Megatron 0.19.2 has one with a bare per cent sign."""
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        try:
+            return super()._expand_help(action)
+        except (KeyError, TypeError, ValueError):
+            return action.help
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Megatron's `extra_args_provider`."""
+    parser.formatter_class = _PlainHelp
     order = ReductionOrder()
     group = parser.add_argument_group("megatron_ext", "train-inference consistency")
     group.add_argument("--no-consistency", action="store_false", dest="consistency",

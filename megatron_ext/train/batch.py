@@ -71,7 +71,6 @@ def make_microbatches(
     micro-batch; its length is a multiple of `multiple_of` (TP under sequence parallelism).
     """
     per_rank = -(-len(sequences) // ranks)
-    per_rank += -per_rank % micro_batch_size if len(sequences) > micro_batch_size else 0
     mine = list(sequences[rank * per_rank : (rank + 1) * per_rank])
     mine += [FILLER] * (per_rank - len(mine))
     starts = range(0, per_rank, micro_batch_size)

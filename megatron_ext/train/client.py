@@ -17,7 +17,7 @@ from typing import Any
 from megatron_ext.platform.cpu import ENVIRONMENT, MEGATRON_FLAGS
 from megatron_ext.train.hf_config import flags_from_hf, read_hf_config
 
-TAIL_LINES = 40
+TAIL_LINES = 80
 CLOSE_SECONDS = 20
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from megatron.core.rerun_state_machine import RerunDataIterator
 from megatron.core.utils import get_model_config, unwrap_model
 from megatron.training import checkpointing, training
 
+from megatron_ext import ops
 from megatron_ext.train import microbatch, weights
 from megatron_ext.train.batch import MicroBatch, TokenSequence, make_microbatches
 from megatron_ext.train.gradients import finalize_model_grads
@@ -45,6 +47,7 @@ class TrainEngine:
         self.config.finalize_model_grads_func = finalize_model_grads if consistency else _stock_finalize()
         self.iteration = args.iteration
         self._hf_dir: str | None = None
+        self._sequence_losses: dict[int, float] = {}
 
     # Log-probabilities
 
@@ -89,19 +92,26 @@ class TrainEngine:
         self._set_num_microbatches(len(batches), micro_batch_size)
         for chunk in self.model:
             chunk.train()
-        losses, skipped, _, _, _, grad_norm, _, _ = training.train_step(
+        self._sequence_losses = {}
+        _, skipped, _, _, _, grad_norm, _, _ = training.train_step(
             partial(_forward_step, self, collect=False),
             RerunDataIterator(iter(batches)),
             self.model,
             self.optimizer,
             self.scheduler,
             self.config,
-            self._forward_backward(batches),
+            get_forward_backward_func(),
             iteration=self.iteration,
         )
         self.iteration += 1
-        loss = _from_last_stage(float(losses["loss"]) if losses else 0.0)
+        loss = self._total_loss() / sum(sequence.response_len for sequence in sequences)
         return {"loss": loss, "grad_norm": grad_norm, "skipped": bool(skipped), "iteration": self.iteration}
+
+    def _total_loss(self) -> float:
+        """Sum over all sequences, rounded once: it shows neither micro-batches nor data-parallel ranks."""
+        everywhere: list[dict[int, float]] = [{}] * dist.get_world_size()
+        dist.all_gather_object(everywhere, self._sequence_losses)
+        return math.fsum({index: loss for part in everywhere for index, loss in part.items()}.values())
 
     def _set_num_microbatches(self, count: int, micro_batch_size: int) -> None:
         ranks = mpu.get_data_parallel_world_size()
@@ -150,7 +160,7 @@ class TrainEngine:
         return make_microbatches(sequences, micro_batch_size, rank, ranks, pack, temperature, multiple_of=tp)
 
     def _run(self, batches: list[MicroBatch], forward_step, **options) -> list:
-        return self._forward_backward(batches)(
+        return get_forward_backward_func()(
             forward_step_func=forward_step,
             data_iterator=iter(batches),
             model=self.model,
@@ -159,9 +169,6 @@ class TrainEngine:
             micro_batch_size=len(batches[0].sequences),
             **options,
         )
-
-    def _forward_backward(self, batches: list[MicroBatch]):
-        return get_forward_backward_func()
 
 
 def _stock_finalize():
@@ -175,16 +182,19 @@ def _forward_step(engine: TrainEngine, batches: Iterator[MicroBatch], model, col
     batch = next(batches)
     forward = consistent_forward if engine.consistency else stock_forward
     output = forward(engine, model, batch)
-    return output, partial(_collect if collect else _loss, batch)
+    return output, _collect if collect else partial(_loss, engine, batch)
 
 
-def _collect(batch: MicroBatch, logprobs_P: torch.Tensor, non_loss_data: bool = True) -> torch.Tensor:
+def _collect(logprobs_P: torch.Tensor, non_loss_data: bool = True) -> torch.Tensor:
     return logprobs_P
 
 
-def _loss(batch: MicroBatch, logprobs_P: torch.Tensor):
-    """(loss sum, number of tokens, values to report)."""
-    loss = PolicyGradientSum.apply(logprobs_P, batch.advantages(), batch.prediction.cu_P)
+def _loss(engine: TrainEngine, batch: MicroBatch, logprobs_P: torch.Tensor):
+    """(loss sum, number of tokens, values for Megatron's own report)."""
+    advantages_P = batch.advantages()
+    loss = PolicyGradientSum.apply(logprobs_P, advantages_P, batch.prediction.cu_P)
+    for index, terms in batch.split(-advantages_P * logprobs_P.detach()).items():
+        engine._sequence_losses[index] = float(ops.token_sum(terms, torch.tensor([0, len(terms)])))
     tokens = torch.tensor(batch.num_tokens, dtype=torch.int)
     return loss, tokens, {"loss": torch.stack([loss.detach(), tokens.float()])}
 
@@ -226,9 +236,3 @@ def stock_forward(engine: TrainEngine, model, batch: MicroBatch) -> torch.Tensor
     losses = tensor_parallel.vocab_parallel_cross_entropy(logits, labels, tp_group=mpu.get_tensor_model_parallel_group())
     return -losses.reshape(-1)[batch.prediction.rows_P]
 
-
-def _from_last_stage(value: float) -> float:
-    """The last pipeline stage's number, on every rank."""
-    tensor = torch.tensor(value, dtype=torch.float64)
-    dist.broadcast(tensor, src=mpu.get_pipeline_model_parallel_last_rank(), group=mpu.get_pipeline_model_parallel_group())
-    return tensor.item()

@@ -1,13 +1,11 @@
-"""What happens to gradients after the backward pass: sums over data parallelism, tied embeddings, scaling, and the norm."""
+"""What happens to gradients after the backward pass: sums over data parallelism, tied embeddings, scaling."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.utils import get_attr_wrapped_model, get_model_config
+from megatron.core.utils import get_attr_wrapped_model
 
 from megatron_ext import collectives
 from megatron_ext.patches import hit
@@ -72,42 +70,3 @@ def _total_tokens(num_tokens: torch.Tensor) -> torch.Tensor:
     )
     dist.all_reduce(num_tokens, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
     return num_tokens.clamp(min=1)
-
-
-_FRACTION_BITS = 31  # of each of two integer digits: 2^32 gradients fit into int64 sums
-
-
-def grad_norm_fp32(grads_for_norm, norm_type: int | float = 2, grad_stats_parallel_group: dist.ProcessGroup | None = None) -> float:
-    """2-norm of all gradients of the group's ranks, with the same bits for every layout.
-
-    Squares are cut to 62 binary digits below the largest possible one and added as integers. Integer sums have no order, so
-    no tree over parameters and shards is needed, and how the optimizer holds the gradients does not matter either.
-    """
-    if norm_type != 2:
-        raise ValueError(f"gradient norm: expected the 2-norm, found norm_type={norm_type}")
-    grads = [grads_for_norm] if isinstance(grads_for_norm, torch.Tensor) else grads_for_norm
-    largest = max((float(grad.abs().max()) for grad in grads if grad.numel()), default=0.0)
-    largest = _over_ranks(torch.tensor(largest, dtype=torch.float64), dist.ReduceOp.MAX, grad_stats_parallel_group).item()
-    if largest == 0.0 or not math.isfinite(largest):
-        return largest
-    exponent = math.frexp(largest)[1]
-    digits = torch.zeros(2, dtype=torch.int64)
-    for grad in grads:
-        digits += _square_digits(grad, exponent)
-    high, low = _over_ranks(digits, dist.ReduceOp.SUM, grad_stats_parallel_group).tolist()
-    return math.sqrt(math.ldexp((high << _FRACTION_BITS) + low, 2 * (exponent - _FRACTION_BITS)))
-
-
-def _over_ranks(value: torch.Tensor, op, group: dist.ProcessGroup | None) -> torch.Tensor:
-    dist.all_reduce(value, op=op, group=group)
-    return value
-
-
-def _square_digits(grad: torch.Tensor, exponent: int) -> torch.Tensor:
-    """int64 [2]: sum of (g / 2^exponent)^2, cut to two digits of _FRACTION_BITS bits. Every step before the cut is exact in fp64."""
-    base = 2.0**_FRACTION_BITS
-    scaled = grad.detach().double() * 2.0**-exponent
-    squares = scaled * scaled * base
-    high = squares.to(torch.int64)
-    low = ((squares - high.double()) * base).to(torch.int64)
-    return torch.stack([high.sum(), low.sum()])

@@ -17,8 +17,17 @@ from megatron_ext.train.arguments import (
     set_padded_vocab,
 )
 
+AddArguments = Callable[[argparse.ArgumentParser], argparse.ArgumentParser]
 
-def start_megatron(more_arguments: Callable[[argparse.ArgumentParser], argparse.ArgumentParser] | None = None, device: str = "cpu"):
+
+def parse_arguments(more_arguments: AddArguments) -> argparse.Namespace:
+    """The command line by Megatron's parser with our flags and `more_arguments`. Ends the process for --help."""
+    from megatron.training.arguments import parse_args
+
+    return parse_args(lambda parser: add_arguments(more_arguments(parser)))
+
+
+def start_megatron(more_arguments: AddArguments, device: str = "cpu") -> tuple[argparse.Namespace, Contract, Report]:
     """Parses and checks the command line, enables the patches, initialises Megatron. Returns (args, contract, report).
 
     The order matters: options are refused before anything starts; patches are bound before Megatron validates its
@@ -27,7 +36,7 @@ def start_megatron(more_arguments: Callable[[argparse.ArgumentParser], argparse.
     from megatron.core.enums import ModelType  # noqa: F401  (imports Megatron before the patches look for who holds what)
     from megatron.training import arguments, global_vars, initialize, training  # noqa: F401
 
-    args = arguments.parse_args(lambda parser: add_arguments(more_arguments(parser) if more_arguments else parser))
+    args = parse_arguments(more_arguments)
     contract = contract_from_args(args)
     _check_start(args, contract)
     set_padded_vocab(args, contract)
@@ -76,6 +85,3 @@ def facts(args: argparse.Namespace, device: str) -> dict[str, object]:
         "first_stage": stage == 0,
         "last_stage": stage == stages - 1,
     }
-
-
-__all__ = ["Report", "facts", "start_megatron"]

@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import time
 import traceback
 from multiprocessing.connection import Connection, Listener
@@ -25,7 +26,7 @@ import torch.distributed as dist
 
 from megatron_ext import patches
 from megatron_ext.contract import check_same_digest
-from megatron_ext.train.wiring import start_megatron
+from megatron_ext.train.wiring import parse_arguments, start_megatron
 
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -163,6 +164,8 @@ def die_with_parent() -> None:
 
 
 def main() -> None:
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        parse_arguments(add_worker_arguments)
     die_with_parent()
     known, _ = add_worker_arguments(argparse.ArgumentParser(add_help=False, allow_abbrev=False)).parse_known_args()
     client = Client(known.worker_socket, int(os.environ["RANK"]))
@@ -172,7 +175,7 @@ def main() -> None:
         worker = Worker(args, contract)
         client.answer({"ready": True, "patches": str(report)})
         serve(worker, client)
-    except BaseException:
+    except Exception:  # an exit has said why in the log
         client.report_failure()
         raise
     dist.destroy_process_group()
