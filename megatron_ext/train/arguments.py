@@ -213,6 +213,8 @@ def check_supported(args: argparse.Namespace, order: ReductionOrder) -> None:
     problems = [problem for requirement in requirements if (problem := requirement.problem(args)) is not None]
     if args.bf16 == args.fp16:
         problems.append("--bf16 or --fp16: expected exactly one of them; the model type is a 16-bit float")
+    if args.fp16 and not args.accumulate_allreduce_grads_in_fp32:
+        problems.append("--accumulate-allreduce-grads-in-fp32: needed with --fp16; gradients are accumulated in fp32")
     problems += _layout_problems(args, order)
     if args.num_experts:
         problems += _expert_problems(args, order)

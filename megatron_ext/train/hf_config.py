@@ -40,7 +40,7 @@ _IGNORED_FIELDS = frozenset({
     "return_dict", "output_hidden_states", "output_attentions", "problem_type", "chunk_size_feed_forward", "is_encoder_decoder",
     "_attn_implementation", "use_qk_norm", "task_specific_params", "finetuning_task", "is_decoder",
 })  # fmt: skip
-_DTYPE_FLAGS = {"bfloat16": "--bf16", "float16": "--fp16"}
+_DTYPE_FLAGS = {"bfloat16": ["--bf16"], "float16": ["--fp16", "--accumulate-allreduce-grads-in-fp32"]}  # bf16 implies the latter
 
 
 def read_hf_config(hf_dir: str | Path) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _dense_flags(hf: dict[str, Any]) -> list[Any]:
         "--vocab-size", hf["vocab_size"],
         "--attention-softmax-in-fp32",
         "--calculate-per-token-loss",
-        _DTYPE_FLAGS[model_dtype(hf)],
+        *_DTYPE_FLAGS[model_dtype(hf)],
     ]  # fmt: skip
     return flags if hf.get("tie_word_embeddings") else [*flags, "--untie-embeddings-and-output-weights"]
 

@@ -32,6 +32,11 @@ def test_moe_flags():
     assert "--untie-embeddings-and-output-weights" in flags and "--moe-router-pre-softmax" not in flags
 
 
+def test_fp16_accumulates_in_fp32():
+    flags = flags_from_hf({**DENSE, "torch_dtype": "float16"})
+    assert "--fp16" in flags and "--accumulate-allreduce-grads-in-fp32" in flags
+
+
 def test_layers_without_experts_and_plain_softmax():
     flags = flags_from_hf({**MOE, "mlp_only_layers": [3], "decoder_sparse_step": 2, "norm_topk_prob": False})
     assert value(flags, "--moe-layer-freq") == "([0]+[1]+[0]+[0])" and "--moe-router-pre-softmax" in flags
