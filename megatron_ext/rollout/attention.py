@@ -114,7 +114,9 @@ class OrderedAttention(AttentionImpl[OrderedMetadata]):
         if kv_cache_dtype not in OrderedAttentionBackend.supported_kv_cache_dtypes:
             found.append(f"kv_cache_dtype={kv_cache_dtype!r}")
         if found:
-            raise RolloutError(f"attention with {', '.join(found)}; the order contract knows plain causal attention with an unquantised cache")
+            raise RolloutError(
+                f"attention with {', '.join(found)}; the order contract knows plain causal attention with an unquantised cache"
+            )
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads = num_kv_heads or num_heads
         self.kv_cache_dtype = kv_cache_dtype

@@ -39,7 +39,7 @@ class _OrderedVocabulary:
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         if self.num_added_embeddings:
-            raise RolloutError(f"{self.prefix}: {self.num_added_embeddings} added (LoRA) embeddings; merge the adapter into the model")
+            raise RolloutError(f"{self.prefix}: {self.num_added_embeddings} added (LoRA) embeddings; merge the adapter")
         if getattr(self, "bias", None) is not None:
             raise RolloutError(f"{self.prefix}: a bias has no place in the order contract; use a model without biases")
         self.quant_method = OrderedEmbeddingMethod()

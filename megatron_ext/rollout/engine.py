@@ -106,7 +106,10 @@ class RolloutEngine:
         return rollouts
 
     def load_weights(self, folder: str) -> None:
-        """Drains requests, loads a Hugging Face folder on every rank, drops the prefix cache and proves that it is gone."""
+        """Drains requests, loads a Hugging Face folder on every rank, drops the prefix cache and proves that it is gone.
+
+        An error leaves some weights new and some old: do not sample from this engine before a load has succeeded.
+        """
         with self._bound():
             self._drain()
             self._llm.collective_rpc("ordered_load_weights", args=(str(folder),))
@@ -163,7 +166,8 @@ class RolloutEngine:
                 f"the plug-in did not run in rollout workers {missing}: the package's entry point is not installed. "
                 "Run launch/setup.sh (pip install -e .)"
             )
-        check_same_digest({"driver": self.contract.digest(), **{f"rollout worker {i['rank']}": i["contract_digest"] for i in infos}})
+        digests = {f"rollout worker {info['rank']}": info["contract_digest"] for info in infos}
+        check_same_digest({"driver": self.contract.digest(), **digests})
 
     def _parameters(self, count: int, spec: SamplingSpec) -> list:
         from vllm import SamplingParams
@@ -203,7 +207,7 @@ class RolloutEngine:
         probe = self._probe
         found = self.generate([probe], SamplingSpec(temperature=0.0, max_tokens=1))[0].cached_tokens
         if found:
-            raise RolloutError(f"after the reset, {found} of {len(probe)} tokens of an earlier prompt still came from the prefix cache")
+            raise RolloutError(f"after the reset, {found} of {len(probe)} tokens of an old prompt still come from the prefix cache")
 
 
 def _llm_arguments(hf_dir: str, tensor_parallel: int, expert_parallel: bool, extra: dict) -> dict:
@@ -215,7 +219,10 @@ def _llm_arguments(hf_dir: str, tensor_parallel: int, expert_parallel: bool, ext
     claimed = sorted(set(fixed) & set(extra))
     if claimed:
         raise RolloutError(f"RolloutEngine sets {claimed} itself; leave them out")
-    defaults = {"enforce_eager": True, "enable_prefix_caching": True, "enable_chunked_prefill": True, "kv_cache_memory_bytes": _DEFAULT_CACHE_BYTES}
+    defaults = {
+        "enforce_eager": True, "enable_prefix_caching": True, "enable_chunked_prefill": True,
+        "kv_cache_memory_bytes": _DEFAULT_CACHE_BYTES,
+    }  # fmt: skip
     return {**defaults, **extra, **fixed}
 
 

@@ -39,7 +39,7 @@ class OrderedLinearMethod(LinearMethodBase):
         return ops.linear(x, layer.weight.data)
 
 
-class _Ordered:
+class OrderedLinear:
     """What every ordered linear checks and sets once vLLM has built it. A mix-in before a class of vLLM."""
 
     def __init__(self, *args, **kwargs):
@@ -55,7 +55,7 @@ class _Ordered:
         return (output, None) if self.return_bias else output
 
 
-class _OrderedColumn(_Ordered):
+class _OrderedColumn(OrderedLinear):
     """All of K is here, N is cut by TP: no sum crosses ranks."""
 
     target: str
@@ -87,7 +87,7 @@ class OrderedQKVParallelLinear(_OrderedColumn, QKVParallelLinear):
     target = f"{_MODULE}:QKVParallelLinear"
 
 
-class OrderedRowParallelLinear(_Ordered, RowParallelLinear):
+class OrderedRowParallelLinear(OrderedLinear, RowParallelLinear):
     """K is cut by TP: each rank computes the root of its subtree in fp32, the ranks' roots meet in one tree, one rounding."""
 
     target = f"{_MODULE}:RowParallelLinear"
@@ -110,7 +110,7 @@ class OrderedRowParallelLinear(_Ordered, RowParallelLinear):
         return self._returned(collectives.ordered_all_reduce(partial, get_tp_group().device_group, input_.dtype))
 
 
-class OrderedReplicatedLinear(_Ordered, ReplicatedLinear):
+class OrderedReplicatedLinear(OrderedLinear, ReplicatedLinear):
     """Every rank holds all of the weight."""
 
     target = f"{_MODULE}:ReplicatedLinear"

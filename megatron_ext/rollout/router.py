@@ -7,13 +7,13 @@ from vllm.model_executor.layers.fused_moe.router.gate_linear import GateLinear
 
 from megatron_ext import ops
 from megatron_ext.patches import hit
-from megatron_ext.rollout.linear import _Ordered
+from megatron_ext.rollout.linear import OrderedLinear
 from megatron_ext.rollout.settings import RolloutError
 
 TARGET = "vllm.model_executor.layers.fused_moe.router.gate_linear:GateLinear"
 
 
-class OrderedGateLinear(_Ordered, GateLinear):
+class OrderedGateLinear(OrderedLinear, GateLinear):
     """Router logits; `out_dtype` is ignored on purpose, they are never rounded."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, None]:
@@ -22,9 +22,7 @@ class OrderedGateLinear(_Ordered, GateLinear):
         return self._returned(ops.router_logits(x, self.weight.data))
 
 
-def route(
-    logits_TE: torch.Tensor, experts: torch.nn.Module
-) -> tuple[torch.Tensor, torch.Tensor]:
+def route(logits_TE: torch.Tensor, experts: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
     """fp32 logits [T, E] -> (weights fp32 [T, k], expert ids int64 [T, k]) by the routing settings of `experts`."""
     return ops.route(
         logits_TE,

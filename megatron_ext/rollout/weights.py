@@ -48,7 +48,7 @@ def parts(model: torch.nn.Module) -> Iterator[Part]:
         seen.update(map(id, own))
         cut = next((cut for kind, cut in _CUTS if isinstance(module, kind)), None)
         if cut is None:
-            raise RolloutError(f"{path} ({type(module).__name__}) holds parameters that no adapter describes; the model is not supported")
+            raise RolloutError(f"{path} ({type(module).__name__}) holds parameters that no adapter describes: unsupported model")
         yield from cut(path, module)
 
 
@@ -82,7 +82,7 @@ def load_checkpoint(model: torch.nn.Module, folder: str) -> None:
     model.load_weights(noted())
     missing = sorted({part.name for part in parts(model)} - read)
     if missing:
-        raise RolloutError(f"{folder}: {len(missing)} tensors of the model are not in it ({missing[:5]} ...); export the whole model")
+        raise RolloutError(f"{folder}: lacks {len(missing)} tensors of the model ({missing[:5]} ...); export the whole model")
 
 
 def _whole(path: str, module: torch.nn.Module) -> Iterator[Part]:

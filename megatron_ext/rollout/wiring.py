@@ -7,7 +7,7 @@ import importlib
 import torch
 
 from megatron_ext.patches import PatchError, original
-from megatron_ext.patches.patch import Patch, split_import_string
+from megatron_ext.patches.patch import split_import_string
 from megatron_ext.patches.table_rollout import ROLLOUT_ROWS
 from megatron_ext.rollout.settings import RolloutError
 
@@ -106,7 +106,3 @@ def _load(import_string: str):
         found = getattr(found, name)
     return found
 
-
-def rows_of(seam: str) -> list[Patch]:
-    """Rows of the table on one seam."""
-    return [row for row in ROLLOUT_ROWS if row.seam == seam]

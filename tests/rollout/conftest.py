@@ -10,7 +10,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def make_model(folder: Path, *options: str) -> str:
-    subprocess.run([sys.executable, str(ROOT / "tools/make_tiny_model.py"), str(folder), *options], check=True, timeout=120, cwd=ROOT)
+    command = [sys.executable, str(ROOT / "tools/make_tiny_model.py"), str(folder), *options]
+    subprocess.run(command, check=True, timeout=240, cwd=ROOT)
     return str(folder)
 
 

@@ -45,7 +45,8 @@ def assert_same(found: list[Rollout], expected: list[Rollout]) -> None:
 @pytest.fixture(scope="module")
 def references(moe_model) -> tuple[list[Rollout], list[Rollout]]:
     """One engine, TP 1, whole prefills, no cache: what every other engine must repeat, for sample() and for grow()."""
-    with RolloutEngine(moe_model, 1, False, Contract(), max_num_batched_tokens=2048, enable_prefix_caching=False, **LIMITS) as engine:
+    whole = dict(max_num_batched_tokens=2048, enable_prefix_caching=False)
+    with RolloutEngine(moe_model, 1, False, Contract(), **whole, **LIMITS) as engine:
         together = sample(engine)
         alone = [sample(engine, [index])[0] for index in range(len(LENGTHS))]
         assert_same(alone, together)
@@ -63,15 +64,14 @@ def reference(references) -> list[Rollout]:
 @pytest.fixture(scope="module")
 def expert_parallel(moe_model):
     """TP 2 with EP 2, prefills in chunks of 96 among decodes, small pages, a cache too small for the batch."""
-    with RolloutEngine(
-        moe_model, 2, True, Contract(), max_num_batched_tokens=96, block_size=16, num_gpu_blocks_override=TIGHT_CACHE_BLOCKS, **LIMITS
-    ) as engine:
+    tight = dict(max_num_batched_tokens=96, block_size=16, num_gpu_blocks_override=TIGHT_CACHE_BLOCKS)
+    with RolloutEngine(moe_model, 2, True, Contract(), **tight, **LIMITS) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
 def tensor_parallel(moe_model):
-    """TP 2 without EP, on the reference kernels' order but other batches: three sequences at a time."""
+    """TP 2 without EP, three sequences at a time."""
     with RolloutEngine(moe_model, 2, False, Contract(), max_num_batched_tokens=256, max_model_len=512, max_num_seqs=3) as engine:
         yield engine
 
@@ -167,10 +167,18 @@ def test_tied_dense_model(tied_dense_model):
         engine.assert_hit()
         pids = list(engine._pids)
     assert all(not _exists(pid) for pid in pids)
-    with RolloutEngine(tied_dense_model, 2, False, Contract(kernel_backend="native"), max_num_batched_tokens=64, **LIMITS) as engine:
+    with RolloutEngine(tied_dense_model, 2, False, Contract(), max_num_batched_tokens=64, **LIMITS) as engine:
         engine.load_weights(tied_dense_model)
         assert_same(sample(engine), expected)
         assert engine.digest() == digest
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("expert_parallel", [False, True], ids=["tp4", "tp4-ep4"])
+def test_four_ranks(moe_model, reference, expert_parallel):
+    """Two ranks cannot show an order: a + b is b + a."""
+    with RolloutEngine(moe_model, 4, expert_parallel, Contract(), max_num_batched_tokens=128, **LIMITS) as engine:
+        assert_same(sample(engine), reference)
 
 
 def test_stock_numerics_with_expert_parallel(moe_model):
