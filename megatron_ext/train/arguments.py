@@ -91,7 +91,9 @@ class Requirement:
     flag: str = field(default="")
 
     def problem(self, args: argparse.Namespace) -> str | None:
-        found = getattr(args, self.name, self.allowed[0])
+        if not hasattr(args, self.name):
+            return f"{self.name}: Megatron's parser does not know it any more; see what became of it, then correct REQUIREMENTS"
+        found = getattr(args, self.name)
         if any(found == value for value in self.allowed):
             return None
         flag = self.flag or "--" + self.name.replace("_", "-")
@@ -158,6 +160,10 @@ REQUIREMENTS = (
     Requirement("account_for_loss_in_pipeline_split", _OFF, "stages hold equally many layers"),
     Requirement("use_tp_pp_dp_mapping", _OFF, "pipeline stages are the outermost ranks"),
     Requirement("tensor_parallel_num_weight_shards", (None,), _ABSENT),
+    Requirement("expert_tensor_parallel_num_weight_shards", (None,), _ABSENT),
+    Requirement("fine_grained_activation_offloading", _OFF, _ABSENT),
+    Requirement("cpu_offloading_num_layers", (0,), _ABSENT),
+    Requirement("te_precision_config_file", (None,), _ABSENT),
     Requirement("recompute_granularity", (None,), _ABSENT),
     Requirement("recompute_activations", _OFF, _ABSENT),
     Requirement("cuda_graph_impl", ("none",), _ABSENT),
@@ -167,6 +173,8 @@ REQUIREMENTS = (
     Requirement("gradient_accumulation_fusion", _OFF, "weight gradients are accumulated by our own kernel", "--no-gradient-accumulation-fusion"),
     Requirement("tp_comm_overlap", _OFF, _ORDERED),
     Requirement("overlap_grad_reduce", _OFF, _OVERLAP),
+    Requirement("ddp_average_in_collective", _OFF, "gradients are summed, then divided once by the number of tokens"),
+    Requirement("ddp_param_name_patterns_for_fp32_local_accumulation", ([],), "every gradient is accumulated in fp32"),
     Requirement("overlap_param_gather", _OFF, _ABSENT),
     Requirement("overlap_moe_expert_parallel_comm", _OFF, _ABSENT),
     Requirement("use_distributed_optimizer", _OFF, "its gradient shards are reduce-scattered by the backend"),
@@ -176,6 +184,8 @@ REQUIREMENTS = (
     Requirement("optimizer_cpu_offload", _OFF, _ABSENT),
     Requirement("use_precision_aware_optimizer", _OFF, _ABSENT),
     Requirement("calculate_per_token_loss", (True,), "the loss is a token sum, scaled once after accumulation"),
+    Requirement("skip_train", _OFF, "the engine owns an optimizer"),
+    Requirement("perform_rl_step", _OFF, "rollouts come from vLLM"),
     Requirement("batch_invariant_mode", _OFF, "it replaces torch's kernels by another order"),
 )  # fmt: skip
 
@@ -203,6 +213,8 @@ EXPERT_REQUIREMENTS = (
     Requirement("moe_mlp_glu_interleave_size", (None,), _ABSENT),
     Requirement("moe_enable_routing_replay", _OFF, _ABSENT),
     Requirement("moe_use_upcycling", _OFF, _ABSENT),
+    Requirement("moe_expert_rank_capacity_factor", (None,), "dropped tokens depend on which tokens share a batch"),
+    Requirement("moe_paged_stash", _OFF, _ABSENT),
     Requirement("moe_layer_recompute", _OFF, _ABSENT),
 )  # fmt: skip
 
