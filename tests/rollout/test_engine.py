@@ -7,7 +7,7 @@ from megatron_ext.contract import Contract
 from megatron_ext.rollout.engine import Rollout, RolloutEngine, SamplingSpec
 from megatron_ext.rollout.settings import RolloutError
 
-pytestmark = pytest.mark.timeout(420)
+pytestmark = [pytest.mark.timeout(420), pytest.mark.full]  # tests/parity/test_zero.py runs the same engines by default
 
 TEMPERATURE, TOKENS = 0.8, 32
 LENGTHS = (5, 130, 17, 400, 257, 64, 128, 33)  # within, at and beyond a KV tile of 128; several prefill chunks of 96
