@@ -13,8 +13,9 @@ _FRACTION_BITS = 31  # of each of two integer digits: 2^32 gradients fit into in
 def grad_norm_fp32(grads_for_norm, norm_type: int | float = 2, grad_stats_parallel_group: dist.ProcessGroup | None = None) -> float:
     """2-norm of all gradients of the group's ranks, with the same bits for every layout.
 
-    Infinite if any gradient is infinite or no number. Squares are cut to 62 binary digits below the largest possible one and added as integers. Integer sums have no order, so
-    no tree over parameters and shards is needed, and how the optimizer holds the gradients does not matter either.
+    Infinite if any gradient is infinite or no number. Squares are cut to 62 binary digits below the largest possible one and
+    added as integers. Integer sums have no order, so no tree over parameters and shards is needed, and how the optimizer
+    holds the gradients does not matter either.
     """
     if norm_type != 2:
         raise ValueError(f"gradient norm: expected the 2-norm, found norm_type={norm_type}")
