@@ -59,7 +59,8 @@ install_packages() {
     "$venv/bin/python" -m pip install --no-input --disable-pip-version-check --no-deps --no-build-isolation -e .
     say "first import of the engines (checks the environment, and byte-compiles what they use)"
     env -u PYTHONDONTWRITEBYTECODE "$venv/bin/python" -W ignore -c \
-        'import torch, transformers, megatron.training.training, vllm.entrypoints.llm, vllm.v1.worker.cpu_worker' 2>&1 | tail -n 5
+        'import torch, transformers, megatron.training.training, vllm.entrypoints.llm, vllm.v1.worker.cpu_worker' \
+        >"$venv/first_import.log" 2>&1 || { tail -n 20 "$venv/first_import.log" >&2; die "the installed engines cannot be imported"; }
     echo "$key" >"$stamp"
 }
 
