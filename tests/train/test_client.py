@@ -39,6 +39,7 @@ def test_refused_options_reach_the_caller(model, tmp_path):
         pass
 
 
+@pytest.mark.full
 def test_wrong_flags_end_with_the_log(model, tmp_path):
     with pytest.raises(WorkerError, match="unrecognized arguments: --no-such-flag"), TrainWorld(1, cpu_flags(model, "--no-such-flag"), tmp_path / "log"):
         pass

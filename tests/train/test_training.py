@@ -71,9 +71,9 @@ def test_batches_and_gradients_do_not_show(reference):
 
 LAYOUTS = {
     "tp2ep2": (2, {"tp": 2, "ep": 2, "etp": 1}, {"micro_batch_size": 2, "pack": False}),
-    "pp2": (2, {"pp": 2}, {"micro_batch_size": 3}),
 }
 MORE_LAYOUTS = {
+    "pp2": (2, {"pp": 2}, {"micro_batch_size": 3}),
     "tp2etp2": (2, {"tp": 2}, {"micro_batch_size": 2}),
     "tp2ep2 allgather": (2, {"tp": 2, "ep": 2, "etp": 1, "dispatcher": "allgather"}, {}),
     "tp4ep4": (4, {"tp": 4, "ep": 4, "etp": 1}, {"micro_batch_size": 6, "pack": False}),
@@ -102,6 +102,7 @@ def test_steps_are_equal_across_more_layouts(start, model, reference, name):
     check_layout(start, model, reference, name, *MORE_LAYOUTS[name])
 
 
+@pytest.mark.full
 def test_weights_and_checkpoints_pass_to_another_layout(start, reference):
     """TP1 wrote, TP2 reads: equal weights, and the resumed step is the step that TP1 went on with. Then a lost rank is told."""
     with start("resume", 2, tp=2) as world:
