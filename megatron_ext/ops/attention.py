@@ -6,13 +6,14 @@ import torch
 
 from megatron_ext.ops.backend import active_order, kernels
 from megatron_ext.ops.checks import check, check_model_dtype
+from megatron_ext.reduction_order import FRACTAL
 
 
 def check_heads(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     check_model_dtype(op, q=q, k=k, v=v)
     check(op, k.shape == v.shape, f"k is {tuple(k.shape)}, v is {tuple(v.shape)}")
     check(op, q.shape[-1] == k.shape[-1], f"head size: q {q.shape[-1]}, k {k.shape[-1]}")
-    check(op, q.shape[-1] % 16 == 0, f"the head size must be a multiple of 16, found {q.shape[-1]}")
+    check(op, q.shape[-1] % FRACTAL == 0, f"the head size must be a multiple of {FRACTAL}, found {q.shape[-1]}")
     check(op, q.shape[1] % k.shape[-2] == 0, f"{q.shape[1]} query heads are not a multiple of {k.shape[-2]} key heads")
 
 

@@ -9,6 +9,7 @@ import torch
 
 from megatron_ext.ops.backend import active_order, kernels
 from megatron_ext.ops.checks import check, check_float32, check_model_dtype, rows
+from megatron_ext.reduction_order import FRACTAL
 from megatron_ext.reference import sums
 
 
@@ -21,7 +22,8 @@ def linear_fp32(x: torch.Tensor, w_NK: torch.Tensor, segments: int | None = None
     order = active_order()
     segments = segments or order.segments
     check("linear_fp32", x.shape[-1] == w_NK.shape[1], f"x has K={x.shape[-1]}, w has K={w_NK.shape[1]}")
-    check("linear_fp32", w_NK.shape[1] % (16 * segments) == 0, f"K={w_NK.shape[1]} is not a multiple of 16 x {segments} segments")
+    check("linear_fp32", w_NK.shape[1] % (FRACTAL * segments) == 0,
+          f"K={w_NK.shape[1]} is not a multiple of {FRACTAL} x {segments} segments")  # fmt: skip
     y = kernels().linear_fp32(rows(x), w_NK.contiguous(), segments, order.mmad_order)
     return y.view(*x.shape[:-1], w_NK.shape[0])
 

@@ -6,6 +6,7 @@ import torch
 
 from megatron_ext.ops.backend import active_order, kernels
 from megatron_ext.ops.checks import check, check_float32
+from megatron_ext.reduction_order import FRACTAL
 from megatron_ext.reference import logprob
 
 
@@ -18,8 +19,8 @@ def vocab_max(logits_TV: torch.Tensor, valid: int) -> torch.Tensor:
 def vocab_exp_sum(logits_TV: torch.Tensor, row_max_T: torch.Tensor, valid: int, segments: int) -> torch.Tensor:
     """fp32 [T]: tree over `segments` equal pieces of exp(logit - max); columns >= valid are padding and add +0."""
     check_float32("vocab_exp_sum", logits=logits_TV, row_max=row_max_T)
-    check("vocab_exp_sum", logits_TV.shape[1] % (16 * segments) == 0,
-          f"{logits_TV.shape[1]} columns cannot be cut into {segments} segments of whole 16-element blocks")  # fmt: skip
+    check("vocab_exp_sum", logits_TV.shape[1] % (FRACTAL * segments) == 0,
+          f"{logits_TV.shape[1]} columns cannot be cut into {segments} segments of whole {FRACTAL}-element blocks")  # fmt: skip
     return kernels().vocab_exp_sum(logits_TV.contiguous(), row_max_T.contiguous(), valid, segments)
 
 
