@@ -13,7 +13,8 @@ PACKAGE = ROOT / "megatron_ext"
 # What each layer may import of the package, besides itself. Lower layers never import higher ones.
 LOW = {"reduction_order", "contract"}
 NUMERICS = LOW | {"reference", "ops", "collectives"}
-ENGINES = NUMERICS | {"patches", "platform", "parity", "__init__"}
+PROCESSES = {"world", "service"}
+ENGINES = NUMERICS | PROCESSES | {"patches", "platform", "parity", "__init__"}
 ALLOWED = {
     "__init__": NUMERICS | {"patches"},
     "reduction_order": set(),
@@ -23,6 +24,8 @@ ALLOWED = {
     "collectives": LOW | {"reference", "ops"},
     "platform": LOW | {"patches"},
     "patches": set(),
+    "world": set(),
+    "service": set(),
     "train": ENGINES,
     "rollout": ENGINES,
     "parity": ENGINES | {"train", "rollout"},
@@ -30,7 +33,7 @@ ALLOWED = {
 }
 # Modules of the two engines may be imported by the adapters only; everything below runs without them.
 ENGINE_PACKAGES = {"megatron", "vllm", "mindspeed", "transformers"}
-WITHOUT_ENGINES = NUMERICS | {"patches", "__init__"}
+WITHOUT_ENGINES = NUMERICS | PROCESSES | {"patches", "__init__"}
 
 
 def layer_of(path):

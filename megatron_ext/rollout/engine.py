@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from megatron_ext.contract import ENVIRONMENT_VARIABLE, Contract, check_same_digest
 from megatron_ext.parity.digest import merge
-from megatron_ext.rollout.settings import GREEDY_BELOW, LOGPROBS_MODE, RolloutError, check_plugins
+from megatron_ext.rollout.settings import GREEDY_BELOW, LABEL, LOGPROBS_MODE, RolloutError, check_plugins
 
 _WORKER_EXTENSION = "megatron_ext.rollout.worker.WorkerExtension"
 _DEFAULT_CACHE_BYTES = 256 << 20
@@ -29,11 +30,13 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class SamplingSpec:
-    """How to sample. seeds: one per prompt (unused when greedy, i.e. temperature 0). ignore_eos: always `max_tokens` tokens."""
+    """How to sample. seeds: one per prompt (unused when greedy, i.e. temperature 0). ignore_eos: always `max_tokens` tokens.
+    labels: one per prompt, what errors call it."""
 
     temperature: float = 1.0
     max_tokens: int = 16
     seeds: Sequence[int] = ()
+    labels: Sequence[str] = ()
     ignore_eos: bool = False
     stop_token_ids: Sequence[int] = ()
 
@@ -90,11 +93,15 @@ class RolloutEngine:
     def __exit__(self, *_) -> None:
         self.close()
 
-    def generate(self, prompts: Sequence[Sequence[int]], spec: SamplingSpec) -> list[Rollout]:
-        """Samples one continuation per prompt, in order. prompts: token ids."""
+    def generate(
+        self, prompts: Sequence[Sequence[int]], spec: SamplingSpec, progress: Callable[[int, int], None] | None = None
+    ) -> list[Rollout]:
+        """Samples one continuation per prompt, in order. prompts: token ids. progress: told (finished, all) requests."""
         with self._bound():
             outputs = self._llm.generate(
-                [{"prompt_token_ids": list(prompt)} for prompt in prompts], self._parameters(len(prompts), spec), use_tqdm=False
+                [{"prompt_token_ids": list(prompt)} for prompt in prompts],
+                self._parameters(len(prompts), spec),
+                use_tqdm=_progress_bar(progress) if progress else False,
             )
         self._remember_prompt(prompts)
         rollouts = [_to_rollout(output) for output in outputs]
@@ -145,6 +152,16 @@ class RolloutEngine:
         """Sums over every rollout of this engine: preemptions, prefix_queries (prompt tokens), prefix_hits (cached ones)."""
         return dict(self._stats)
 
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process ids of the workers."""
+        return tuple(self._pids)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether workers are to be expected."""
+        return self._llm is not None
+
     def close(self) -> None:
         """Stops the workers; raises RolloutError if one would not end (it is killed then)."""
         if self._llm is None:
@@ -175,10 +192,12 @@ class RolloutEngine:
         greedy = spec.temperature < GREEDY_BELOW
         if not greedy and len(spec.seeds) != count:
             raise RolloutError(f"{len(spec.seeds)} seeds for {count} prompts; give one seed per prompt")
+        labels = spec.labels or [f"prompt {index}" for index in range(count)]
         return [
             SamplingParams(
                 temperature=spec.temperature, max_tokens=spec.max_tokens, seed=None if greedy else spec.seeds[index],
                 ignore_eos=spec.ignore_eos, stop_token_ids=list(spec.stop_token_ids), logprobs=0, detokenize=False,
+                extra_args={LABEL: labels[index]},
             )
             for index in range(count)
         ]  # fmt: skip
@@ -256,6 +275,24 @@ def _set_environment(values: dict[str, str | None]) -> None:
             os.environ[name] = value
 
 
+def _progress_bar(report: Callable[[int, int], None]):
+    """What vLLM takes as a progress bar; this one draws nothing and reports."""
+    from tqdm import tqdm
+
+    class Reporting(tqdm):
+        def __init__(self, *args, **options) -> None:
+            self._reports = options.get("desc") == "Processed prompts"
+            super().__init__(*args, **{**options, "file": io.StringIO()})
+
+        def update(self, n=1):
+            shown = super().update(n)
+            if self._reports:
+                report(self.n, self.total)
+            return shown
+
+    return Reporting
+
+
 def _to_rollout(output) -> Rollout:
     completion = output.outputs[0]
     tokens = list(completion.token_ids)
@@ -269,17 +306,17 @@ def _to_rollout(output) -> Rollout:
 def _wait_for_end(pids: Sequence[int], seconds: float) -> list[int]:
     """Waits for child processes to be gone; kills and returns those that are not."""
     deadline = time.monotonic() + seconds
-    alive = [pid for pid in pids if _is_running(pid)]
+    alive = [pid for pid in pids if is_running(pid)]
     while alive and time.monotonic() < deadline:
         time.sleep(0.1)
-        alive = [pid for pid in alive if _is_running(pid)]
+        alive = [pid for pid in alive if is_running(pid)]
     for pid in alive:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, 9)
     return alive
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Whether a process exists and is no zombie."""
     try:
         with open(f"/proc/{pid}/stat") as stat:

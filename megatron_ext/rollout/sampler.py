@@ -13,7 +13,7 @@ from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from megatron_ext import ops
 from megatron_ext.contract import Contract
 from megatron_ext.patches import original
-from megatron_ext.rollout.settings import GREEDY_BELOW, RolloutError, check_sampling
+from megatron_ext.rollout.settings import GREEDY_BELOW, LABEL, RolloutError, check_sampling
 
 TARGET = "vllm.v1.worker.gpu_model_runner:GPUModelRunner._sample"
 _WEIGHT_BITS = 40  # weights of a distribution sum to about 2^40; 150 000 tokens round away less than 2^-22 of it
@@ -38,6 +38,7 @@ def _ordered_sample(runner, logits, spec_decode_metadata) -> SamplerOutput:
     # vLLM winds generators of unfinished prefills back by an offset that CPU generators do not have (it raises). Ours are
     # not used at all: the draw is a function of (seed, position).
     runner.input_batch.generators.clear()
+    check_logits(logits, requests)
     greedy = [request.sampling_params.temperature < GREEDY_BELOW for request in requests]
     temperatures = [1.0 if g else r.sampling_params.temperature for g, r in zip(greedy, requests)]
     logprobs = ops.log_softmax(ops.scale_logits(logits, torch.tensor(temperatures, dtype=torch.float32)))
@@ -48,6 +49,15 @@ def _ordered_sample(runner, logits, spec_decode_metadata) -> SamplerOutput:
         sampled_token_ids=tokens.to(torch.int32).unsqueeze(-1),
         logprobs_tensors=None if wanted is None else gather_logprobs(logprobs, tokens, wanted),
     )
+
+
+def check_logits(logits: torch.Tensor, requests: list) -> None:
+    """Raises RolloutError naming the first request and position with a logit that is infinite or no number."""
+    if logits.isfinite().all():
+        return
+    request = requests[int((~logits.isfinite()).any(dim=1).nonzero()[0])]
+    label = (request.sampling_params.extra_args or {}).get(LABEL, request.req_id)
+    raise RolloutError(f"non-finite logits: {label}, response position {len(request.output_token_ids)}")
 
 
 def uniform64(seed: int, position: int) -> int:

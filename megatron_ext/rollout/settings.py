@@ -13,6 +13,7 @@ from megatron_ext.patches import original
 
 GREEDY_BELOW = 1e-5  # vLLM's own bound: a lower temperature means greedy decoding
 LOGPROBS_MODE = "processed_logprobs"
+LABEL = "megatron_ext_label"  # SamplingParams.extra_args: what errors call the request
 _MODEL_DTYPES = ("torch.bfloat16", "torch.float16")
 
 

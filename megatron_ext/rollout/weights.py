@@ -25,6 +25,8 @@ from megatron_ext.rollout.norm import OrderedRMSNorm
 from megatron_ext.rollout.router import OrderedGateLinear
 from megatron_ext.rollout.settings import RolloutError
 
+# Scales of a quantised KV cache, which is refused: nothing reads them.
+_UNREAD_BUFFERS = {"_k_scale", "_v_scale", "_q_scale", "_prob_scale"}
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
@@ -39,9 +41,13 @@ class Part:
 
 
 def parts(model: torch.nn.Module) -> Iterator[Part]:
-    """Every part this rank holds, replicas too. Raises RolloutError if a parameter belongs to no known adapter."""
+    """Every part this rank holds, replicas too. Raises RolloutError if a parameter, or a buffer with state, belongs to no known adapter."""
     seen: set[int] = set()
     for path, module in model.named_modules():
+        unread = module._non_persistent_buffers_set | _UNREAD_BUFFERS
+        stateful = [name for name, _ in module.named_buffers(recurse=False) if name not in unread]
+        if stateful:
+            raise RolloutError(f"{path} ({type(module).__name__}) holds buffers {stateful} that no adapter describes: unsupported model")
         own = [p for p in module.parameters(recurse=False) if id(p) not in seen]
         if not own:
             continue  # none, or tied to one already reported
