@@ -27,16 +27,16 @@ from megatron_ext.ops.logprob import (
     vocab_exp_sum,
     vocab_max,
 )
-from megatron_ext.ops.loss import token_sum
+from megatron_ext.ops.loss import PolicyObjective, policy_gradient_terms, policy_terms, token_sum
 from megatron_ext.ops.moe import combine, combine_finish
 from megatron_ext.ops.norm import add_rms_norm, rms_norm, rms_norm_backward_
 from megatron_ext.ops.rope import apply_rope, rope_tables
 from megatron_ext.ops.router import route, router_dgrad, router_logits
 
 __all__ = [
-    "NotConfigured", "active_order", "add_rms_norm", "apply_rope", "attention_paged", "attention_varlen", "combine",
+    "NotConfigured", "PolicyObjective", "active_order", "add_rms_norm", "apply_rope", "attention_paged", "attention_varlen", "combine",
     "combine_finish", "configure", "dgrad_fp32", "embedding_wgrad_", "exp", "grouped_dgrad", "grouped_dgrad_fp32", "grouped_linear",
-    "linear", "linear_fp32", "log", "log_softmax", "logprob_from_parts", "ordered_sum", "rms_norm", "rms_norm_backward_",
+    "linear", "linear_fp32", "log", "log_softmax", "logprob_from_parts", "ordered_sum", "policy_gradient_terms", "policy_terms", "rms_norm", "rms_norm_backward_",
     "rope_tables", "route", "router_dgrad", "router_logits", "scale_logits", "swiglu", "token_logprob", "token_sum",
     "vocab_dlogits", "vocab_exp_sum", "vocab_max", "wgrad_", "write_kv_cache",
 ]  # fmt: skip

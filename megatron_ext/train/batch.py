@@ -5,9 +5,10 @@ Legend: s positions, b sequences, P predicted (response) tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from megatron_ext.train.logprob import Prediction
@@ -16,18 +17,30 @@ from megatron_ext.train.microbatch import RowLayout
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """Prompt and response. index: place in the global batch, -1 for a filler that only keeps ranks in step."""
+    """Prompt and response. index: place in the global batch, -1 for a filler that only keeps ranks in step.
+
+    old_logprobs, reference_logprobs: float32 [response_len]; without old ones, those of
+    the policy being trained stand in. label: what errors call the sequence, besides its index.
+    """
 
     index: int
     tokens: tuple[int, ...]
     prompt_len: int
     advantage: float = 0.0
+    old_logprobs: np.ndarray | None = field(default=None, compare=False, repr=False)
+    reference_logprobs: np.ndarray | None = field(default=None, compare=False, repr=False)
+    label: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.prompt_len < len(self.tokens):
-            raise ValueError(
-                f"sequence {self.index}: expected 1 <= prompt_len < length, found prompt_len {self.prompt_len}, length {len(self.tokens)}"
-            )
+            raise ValueError(f"{self}: expected 1 <= prompt_len < length, found prompt_len {self.prompt_len}, length {len(self.tokens)}")
+        for name in ("old_logprobs", "reference_logprobs"):
+            values = getattr(self, name)
+            if values is not None and (values.dtype != np.float32 or values.shape != (self.response_len,)):
+                raise ValueError(f"{self}: {name}: expected float32 [{self.response_len}], found {values.dtype} {list(values.shape)}")
+
+    def __str__(self) -> str:
+        return f"sequence {self.index}" + (f" ({self.label})" if self.label else "")
 
     @property
     def response_len(self) -> int:
@@ -52,9 +65,21 @@ class MicroBatch:
         """Response tokens of real sequences."""
         return sum(sequence.response_len for sequence in self.sequences if sequence.index >= 0)
 
-    def advantages(self) -> torch.Tensor:
-        """fp32 [P]; 0 for fillers."""
-        return torch.tensor([s.advantage for s in self.sequences for _ in range(s.response_len)], dtype=torch.float32)
+    @property
+    def num_sequences(self) -> int:
+        """Real sequences."""
+        return sum(sequence.index >= 0 for sequence in self.sequences)
+
+    def per_token(self, value: Callable[[TokenSequence], float]) -> torch.Tensor:
+        """fp32 [P]: a number of each sequence, repeated for its response tokens; 0 for fillers."""
+        numbers = [value(s) if s.index >= 0 else 0.0 for s in self.sequences for _ in range(s.response_len)]
+        return torch.tensor(numbers, dtype=torch.float32)
+
+    def logprobs(self, name: str, instead_P: torch.Tensor) -> torch.Tensor:
+        """fp32 [P]: "old_logprobs" or "reference_logprobs" of the sequences; where one has none, `instead_P`."""
+        given = [getattr(sequence, name) for sequence in self.sequences]
+        parts = instead_P.split([sequence.response_len for sequence in self.sequences])
+        return torch.cat([part if values is None else torch.from_numpy(values) for values, part in zip(given, parts, strict=True)])
 
     def split(self, values_P: torch.Tensor) -> dict[int, torch.Tensor]:
         """Per real sequence its values, by index."""
@@ -99,4 +124,5 @@ def _prediction(sequences: list[TokenSequence], starts: list[int], temperature: 
     rows = [torch.arange(s.prompt_len - 1, len(s.tokens) - 1) + start for start, s in zip(starts, sequences)]
     targets = [torch.tensor(s.tokens[s.prompt_len :]) for s in sequences]
     lengths = torch.tensor([0, *(s.response_len for s in sequences)])
-    return Prediction(torch.cat(rows), torch.cat(targets), lengths.cumsum(0).to(torch.int32), temperature)
+    names = tuple(str(s) for s in sequences)
+    return Prediction(torch.cat(rows), torch.cat(targets), lengths.cumsum(0).to(torch.int32), temperature, names)

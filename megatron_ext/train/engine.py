@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,13 @@ from megatron.core.utils import get_model_config, unwrap_model
 from megatron.training import checkpointing, training
 
 from megatron_ext import ops
+from megatron_ext.ops.loss import AGGREGATIONS
 from megatron_ext.train import microbatch, weights
 from megatron_ext.train.batch import MicroBatch, TokenSequence, make_microbatches
+from megatron_ext.train.finite import NonFinite, check_weights
 from megatron_ext.train.gradients import finalize_model_grads
-from megatron_ext.train.logprob import TokenLogprobs, VocabShard
-from megatron_ext.train.loss import PolicyGradientSum
+from megatron_ext.train.logprob import TokenLogprobs, VocabShard, check_logits
+from megatron_ext.train.loss import LossSum, loss_count, loss_terms
 from megatron_ext.train.model import model_provider
 
 
@@ -36,10 +38,13 @@ class UnsupportedRequest(ValueError):
 
 
 class TrainEngine:
-    """Model, optimizer and schedule built by megatron.training; `consistency` picks our modules or the stock ones."""
+    """Model, optimizer and schedule built by megatron.training; `consistency` picks our modules or the stock ones.
 
-    def __init__(self, args, consistency: bool) -> None:
-        self.args, self.consistency = args, consistency
+    on_progress: called on every rank with (micro-batches begun, micro-batches in all).
+    """
+
+    def __init__(self, args, consistency: bool, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        self.args, self.consistency, self._on_progress = args, consistency, on_progress
         self.model, self.optimizer, self.scheduler = training.setup_model_and_optimizer(ModelType.encoder_or_decoder, model_provider)
         self.module = unwrap_model(self.model[0])
         self.config = get_model_config(self.model[0])
@@ -47,7 +52,7 @@ class TrainEngine:
         self.config.finalize_model_grads_func = finalize_model_grads if consistency else _stock_finalize()
         self.iteration = args.iteration
         self._hf_dir: str | None = None
-        self._sequence_losses: dict[int, float] = {}
+        self._reference: list[torch.Tensor] | None = None
 
     # Log-probabilities
 
@@ -58,43 +63,73 @@ class TrainEngine:
         with_grad: bool = False,
         micro_batch_size: int = 1,
         pack: bool = True,
+        reference: bool = False,
     ) -> list[np.ndarray] | None:
         """fp32 log-probabilities of the response tokens of each sequence, on rank 0 (None elsewhere).
 
         with_grad: build the graph as a training step would, in training mode; otherwise evaluation mode without gradients.
+        reference: by the weights that `remember_reference` kept.
         """
         batches = self._microbatches(sequences, temperature, micro_batch_size, pack)
         for chunk in self.model:
             chunk.train(with_grad)
-        with contextlib.nullcontext() if with_grad else torch.no_grad():
-            stored = self._run(batches, partial(_forward_step, self, collect=True), forward_only=True, collect_non_loss_data=True)
-        return self._gather(batches, stored, len(sequences))
-
-    def _gather(self, batches: list[MicroBatch], stored: list[torch.Tensor], count: int) -> list[np.ndarray] | None:
-        mine: dict[int, np.ndarray] = {}
-        if mpu.is_pipeline_last_stage() and mpu.get_tensor_model_parallel_rank() == 0:
+        weights_in_force = self._reference_weights() if reference else contextlib.nullcontext()
+        with weights_in_force, contextlib.nullcontext() if with_grad else torch.no_grad():
+            forward_step = partial(_forward_step, self, _Progress(len(batches), self._on_progress), _collect)
+            stored = self._run(batches, forward_step, forward_only=True, collect_non_loss_data=True)
+        mine = {}
+        if mpu.is_pipeline_last_stage():
             for batch, logprobs in zip(batches, stored, strict=True):
-                mine.update({index: part.numpy() for index, part in batch.split(logprobs.detach()).items()})
-        everywhere = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-        dist.gather_object(mine, everywhere, dst=0)
-        if everywhere is None:
-            return None
-        found = {index: values for part in everywhere for index, values in part.items()}
-        return [found[index] for index in range(count)]
+                mine.update(_by_sequence(batch, logprobs))
+        return _gather(mine, len(sequences))
+
+    def remember_reference(self) -> None:
+        """Keeps a copy of this rank's weights as they are: the reference policy of a KL term."""
+        self._reference = [parameter.detach().clone() for parameter in self.module.parameters()]
+
+    @contextlib.contextmanager
+    def _reference_weights(self) -> Iterator[None]:
+        if self._reference is None:
+            raise UnsupportedRequest("no reference policy: call remember_reference with its weights loaded")
+        self._swap_reference()
+        try:
+            yield
+        finally:
+            self._swap_reference()
+
+    @torch.no_grad()
+    def _swap_reference(self) -> None:
+        for parameter, other in zip(self.module.parameters(), self._reference, strict=True):
+            mine = parameter.detach().clone()
+            parameter.copy_(other)
+            other.copy_(mine)
 
     # Training
 
     def train_step(
-        self, sequences: Sequence[TokenSequence], temperature: float = 1.0, micro_batch_size: int = 1, pack: bool = True
+        self,
+        sequences: Sequence[TokenSequence],
+        temperature: float = 1.0,
+        micro_batch_size: int = 1,
+        pack: bool = True,
+        objective: ops.PolicyObjective | None = None,
+        aggregation: str = "token-mean",
     ) -> dict[str, Any]:
-        """One policy-gradient step: the gradient of -sum(advantage x logprob) / tokens through Megatron's optimizer."""
+        """One step through Megatron's optimizer. objective None: the plain gradient of -(advantage x logprob).
+
+        Returns loss (over the whole batch, rounded once), grad_norm, lr (the one used), skipped, iteration, and on rank 0 logprobs:
+        those of the step's own forward pass, per sequence.
+        """
+        if aggregation not in AGGREGATIONS:
+            raise UnsupportedRequest(f"aggregation: expected one of {AGGREGATIONS}, found {aggregation!r}")
         batches = self._microbatches(sequences, temperature, micro_batch_size, pack)
         self._set_num_microbatches(len(batches), micro_batch_size)
         for chunk in self.model:
             chunk.train()
-        self._sequence_losses = {}
+        record, lr = _StepRecord(), self.optimizer.param_groups[0]["lr"]
+        loss_func = partial(_loss, record, objective, aggregation)
         _, skipped, _, _, _, grad_norm, _, _ = training.train_step(
-            partial(_forward_step, self, collect=False),
+            partial(_forward_step, self, _Progress(len(batches), self._on_progress), loss_func),
             RerunDataIterator(iter(batches)),
             self.model,
             self.optimizer,
@@ -104,14 +139,8 @@ class TrainEngine:
             iteration=self.iteration,
         )
         self.iteration += 1
-        loss = self._total_loss() / sum(sequence.response_len for sequence in sequences)
-        return {"loss": loss, "grad_norm": grad_norm, "skipped": bool(skipped), "iteration": self.iteration}
-
-    def _total_loss(self) -> float:
-        """Sum over all sequences, rounded once: it shows neither micro-batches nor data-parallel ranks."""
-        everywhere: list[dict[int, float]] = [{}] * dist.get_world_size()
-        dist.all_gather_object(everywhere, self._sequence_losses)
-        return math.fsum({index: loss for part in everywhere for index, loss in part.items()}.values())
+        answer = {"loss": record.total(), "grad_norm": grad_norm, "lr": lr, "skipped": bool(skipped), "iteration": self.iteration}
+        return {**answer, "logprobs": _gather(record.logprobs, len(sequences))}
 
     def _set_num_microbatches(self, count: int, micro_batch_size: int) -> None:
         ranks = mpu.get_data_parallel_world_size()
@@ -177,26 +206,73 @@ def _stock_finalize():
     return stock
 
 
-def _forward_step(engine: TrainEngine, batches: Iterator[MicroBatch], model, collect: bool = False):
-    """Megatron's forward_step_func: the model's output and what the schedule then calls on the last stage."""
+class _Progress:
+    """Counts the micro-batches of one pass."""
+
+    def __init__(self, total: int, report: Callable[[int, int], None]) -> None:
+        self._done, self._total, self._report = 0, total, report
+
+    def __call__(self) -> None:
+        self._done += 1
+        self._report(self._done, self._total)
+
+
+class _StepRecord:
+    """What the forward passes of one step leave behind, on the last pipeline stage."""
+
+    def __init__(self) -> None:
+        self.losses: dict[int, float] = {}
+        self.logprobs: dict[int, np.ndarray] = {}
+        self.count = 0
+
+    def total(self) -> float:
+        """Loss of the whole batch, the same on every rank. Rounded once: it shows neither micro-batches nor data-parallel ranks."""
+        everywhere: list[tuple[dict[int, float], int]] = [({}, 0)] * dist.get_world_size()
+        dist.all_gather_object(everywhere, (self.losses, self.count if mpu.get_tensor_model_parallel_rank() == 0 else 0))
+        losses = {index: loss for part, _ in everywhere for index, loss in part.items()}
+        return math.fsum(losses.values()) / max(1, sum(count for _, count in everywhere))
+
+
+def _forward_step(engine: TrainEngine, progress: _Progress, then, batches: Iterator[MicroBatch], model):
+    """Megatron's forward_step_func: the model's output, and `then`, which the schedule calls with it on the last stage."""
     batch = next(batches)
+    progress()
     forward = consistent_forward if engine.consistency else stock_forward
-    output = forward(engine, model, batch)
-    return output, _collect if collect else partial(_loss, engine, batch)
+    try:
+        return forward(engine, model, batch), partial(then, batch)
+    except NonFinite:
+        check_weights(engine.module.named_parameters())  # where they are the cause, they are the better name for it
+        raise
 
 
-def _collect(logprobs_P: torch.Tensor, non_loss_data: bool = True) -> torch.Tensor:
+def _collect(batch: MicroBatch, logprobs_P: torch.Tensor, non_loss_data: bool = True) -> torch.Tensor:
     return logprobs_P
 
 
-def _loss(engine: TrainEngine, batch: MicroBatch, logprobs_P: torch.Tensor):
-    """(loss sum, number of tokens, values for Megatron's own report)."""
-    advantages_P = batch.advantages()
-    loss = PolicyGradientSum.apply(logprobs_P, advantages_P, batch.prediction.cu_P)
-    for index, terms in batch.split(-advantages_P * logprobs_P.detach()).items():
-        engine._sequence_losses[index] = float(ops.token_sum(terms, torch.tensor([0, len(terms)])))
-    tokens = torch.tensor(batch.num_tokens, dtype=torch.int)
-    return loss, tokens, {"loss": torch.stack([loss.detach(), tokens.float()])}
+def _loss(record: _StepRecord, objective, aggregation: str, batch: MicroBatch, logprobs_P: torch.Tensor):
+    """(loss sum, what it will be divided by, values for Megatron's own report)."""
+    terms_P, slope_P = loss_terms(logprobs_P, batch, objective, aggregation)
+    loss = LossSum.apply(logprobs_P, terms_P, slope_P, batch.prediction.cu_P)
+    count = loss_count(batch, aggregation)
+    record.count += count
+    record.logprobs.update(_by_sequence(batch, logprobs_P))
+    record.losses.update({i: float(ops.token_sum(part, torch.tensor([0, len(part)]))) for i, part in batch.split(terms_P).items()})
+    return loss, torch.tensor(count, dtype=torch.int), {"loss": torch.stack([loss.detach(), torch.tensor(float(count))])}
+
+
+def _by_sequence(batch: MicroBatch, values_P: torch.Tensor) -> dict[int, np.ndarray]:
+    return {index: part.numpy().copy() for index, part in batch.split(values_P.detach()).items()}
+
+
+def _gather(mine: dict[int, np.ndarray], count: int) -> list[np.ndarray] | None:
+    """Per sequence what the ranks of the last stage hold, on rank 0. Tensor-parallel ranks hold the same."""
+    mine = mine if mpu.get_tensor_model_parallel_rank() == 0 else {}
+    everywhere = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(mine, everywhere, dst=0)
+    if everywhere is None:
+        return None
+    found = {index: values for part in everywhere for index, values in part.items()}
+    return [found[index] for index in range(count)]
 
 
 def consistent_forward(engine: TrainEngine, model, batch: MicroBatch) -> torch.Tensor:
@@ -233,6 +309,7 @@ def stock_forward(engine: TrainEngine, model, batch: MicroBatch) -> torch.Tensor
     labels = torch.zeros_like(batch.ids)
     labels.view(-1)[batch.prediction.rows_P] = batch.prediction.targets_P
     logits = output.float() / batch.prediction.temperature
+    check_logits(logits.flatten(0, 1)[batch.prediction.rows_P], batch.prediction)
     losses = tensor_parallel.vocab_parallel_cross_entropy(logits, labels, tp_group=mpu.get_tensor_model_parallel_group())
     return -losses.reshape(-1)[batch.prediction.rows_P]
 

@@ -10,6 +10,7 @@ from megatron.core.utils import get_attr_wrapped_model
 from megatron_ext import collectives
 from megatron_ext.patches import hit
 from megatron_ext.train.embedding import TIED_GRAD
+from megatron_ext.train.finite import check_gradients
 
 
 def finalize_model_grads(model, num_tokens=None, pg_collection=None, force_all_reduce: bool | None = False) -> None:
@@ -21,7 +22,10 @@ def finalize_model_grads(model, num_tokens=None, pg_collection=None, force_all_r
     """
     hit("megatron.core.distributed.finalize_model_grads:finalize_model_grads")
     for chunk in model:
-        for bucket_group in chunk.bucket_groups + chunk.expert_parallel_bucket_groups:
+        buckets = chunk.bucket_groups + chunk.expert_parallel_bucket_groups
+        if any(group.ddp_config.check_for_nan_in_grad for group in buckets):  # off under a loss scaler, which skips such steps
+            check_gradients(chunk.module.named_parameters())
+        for bucket_group in buckets:
             _sum_over_data_parallel(bucket_group)
         _join_tied_embedding(chunk)
     if num_tokens is not None:
@@ -31,9 +35,8 @@ def finalize_model_grads(model, num_tokens=None, pg_collection=None, force_all_r
 
 
 def _sum_over_data_parallel(bucket_group) -> None:
-    config = bucket_group.ddp_config
-    if config.check_for_nan_in_grad or config.check_for_large_grads:
-        bucket_group.check_grads(config.check_for_nan_in_grad, config.check_for_large_grads)
+    if bucket_group.ddp_config.check_for_large_grads:
+        bucket_group.check_grads(False, True)
     for bucket in bucket_group.buckets:
         if bucket.gradient_scaling_factor != 1.0:
             raise ValueError(

@@ -12,18 +12,27 @@ from torch.distributed import ProcessGroup
 
 from megatron_ext import collectives, ops
 from megatron_ext.patches import hit
+from megatron_ext.train.finite import NonFinite
 from megatron_ext.train.linear import accumulate_wgrad, gather_sequence, join_partials
 from megatron_ext.train.microbatch import RowLayout
 
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What a micro-batch predicts. rows_P: row that predicts; targets_P: token id; cu_P: int32 boundaries by sequence."""
+    """What a micro-batch predicts. rows_P: row that predicts; targets_P: token id; cu_P: int32 boundaries by sequence; names: what
+    errors call the sequences."""
 
     rows_P: torch.Tensor
     targets_P: torch.Tensor
     cu_P: torch.Tensor
     temperature: float
+    names: tuple[str, ...] = ()
+
+    def place(self, index: int) -> str:
+        """The sequence and response position of predicted token `index`."""
+        sequence = int(torch.searchsorted(self.cu_P, index, right=True)) - 1
+        name = self.names[sequence] if self.names else f"sequence {sequence}"
+        return f"{name}, response position {index - int(self.cu_P[sequence])}"
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,7 @@ class TokenLogprobs(torch.autograd.Function):
         total = gather_sequence(hidden, shard.group) if sequence_parallel else hidden
         x_PH = layout.rows(total)[prediction.rows_P]
         logits_PV = ops.scale_logits(ops.linear_fp32(x_PH, weight_VH), prediction.temperature)
+        check_logits(logits_PV, prediction)
         max_P, sum_P = _softmax_parts(logits_PV, shard)
         local_P = shard.local(prediction.targets_P)
         ctx.save_for_backward(x_PH, weight_VH, logits_PV, max_P, sum_P, local_P)
@@ -77,6 +87,13 @@ class TokenLogprobs(torch.autograd.Function):
             dhidden = dhidden.chunk(shard.group.size())[shard.group.rank()]
         dweight = accumulate_wgrad(ctx.weight, dlogits_PV, x_PH, prediction.cu_P)
         return dhidden.contiguous(), dweight, None, None, None, None
+
+
+def check_logits(logits_PV: torch.Tensor, prediction: Prediction) -> None:
+    """Raises NonFinite naming the sequence and position of the first row with a logit that is infinite or no number."""
+    if not logits_PV.isfinite().all():
+        row = int((~logits_PV.isfinite()).any(dim=1).nonzero()[0])
+        raise NonFinite(f"non-finite logits: {prediction.place(row)}")
 
 
 def _softmax_parts(logits_PV: torch.Tensor, shard: VocabShard) -> tuple[torch.Tensor, torch.Tensor]:

@@ -120,6 +120,8 @@ def _mlp_shards(mlp, prefix: str, group: dist.ProcessGroup) -> Iterator[Shard]:
 
 def _moe_shards(moe, prefix: str) -> Iterator[Shard]:
     yield _whole(prefix + "gate.weight", moe.router.weight)
+    if getattr(moe.router, "expert_bias", None) is not None:
+        yield _whole(prefix + "gate.e_score_correction_bias", moe.router.expert_bias)
     for index, expert in zip(moe.local_expert_indices, moe.experts.local_experts, strict=True):
         yield from _mlp_shards(expert, f"{prefix}experts.{index}.", mpu.get_expert_tensor_parallel_group())
 
@@ -188,6 +190,7 @@ def _check_all_wanted(source: SafetensorsFolder, names: set[str], tied: bool) ->
 
 def digest_hf(model, vocab_size: int) -> dict[str, str]:
     """Digest of every logical tensor by its Hugging Face name, equal on all ranks. Raises DigestMismatch if replicas differ."""
+    check_covered(model, vocab_size)
     regions: dict[str, list[digest.Region]] = {}
     for shard in shards(model, vocab_size):
         if shard.view.numel():
@@ -195,6 +198,22 @@ def digest_hf(model, vocab_size: int) -> dict[str, str]:
     everywhere: list[dict[str, list[digest.Region]]] = [{}] * dist.get_world_size()
     dist.all_gather_object(everywhere, regions)
     return digest.merge(everywhere)
+
+
+def check_covered(model, vocab_size: int) -> None:
+    """Raises WeightError naming parameters, or buffers that carry state, which `shards` leaves out: no sync would carry them."""
+    covered = {shard.view.untyped_storage().data_ptr() for shard in shards(model, vocab_size)}
+    missed = [name for name, tensor in _state(model) if tensor.numel() and tensor.untyped_storage().data_ptr() not in covered]
+    if missed:
+        raise WeightError(f"no Hugging Face tensor stands for {missed}; see megatron_ext/train/weights.py:shards")
+
+
+def _state(model) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    for path, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{path}.{name}", buffer
 
 
 def export_hf(model, vocab_size: int, folder: str | Path, like: str | Path | None = None) -> None:

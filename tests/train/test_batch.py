@@ -1,5 +1,6 @@
 """Row numbering and micro-batches: every real token keeps its sequence and position in every layout."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -67,3 +68,27 @@ def test_ranks_have_equally_many_microbatches():
 def test_a_sequence_needs_a_prompt_and_a_response(prompt_len):
     with pytest.raises(ValueError, match="prompt_len"):
         TokenSequence(0, (1, 2, 3), prompt_len)
+
+
+def test_numbers_per_token():
+    """Sequences without old logprobs take those that are given; fillers count for nothing."""
+    old = np.array([-1.0, -2.0], np.float32)
+    pair = [TokenSequence(0, (1, 2, 3), 1, advantage=0.5, old_logprobs=old), TokenSequence(1, (1, 2, 3, 4), 2, advantage=-1.0)]
+    (batch,) = make_microbatches(pair, 3, 0, 1, True, 1.0, 1)
+    assert batch.per_token(lambda s: s.advantage).tolist() == [0.5, 0.5, -1.0, -1.0]
+    assert batch.logprobs("old_logprobs", torch.arange(4.0)).tolist() == [-1.0, -2.0, 2.0, 3.0]
+    last = make_microbatches(pair, 1, 2, 3, True, 1.0, 1)[0]
+    assert (last.num_tokens, last.num_sequences, last.per_token(lambda s: 1.0).tolist()) == (0, 0, [0.0])
+
+
+@pytest.mark.parametrize("old", [np.zeros(3, np.float32), np.zeros(2, np.float64)])
+def test_logprobs_of_another_length_or_type_are_refused(old):
+    with pytest.raises(ValueError, match=r"sequence 4 \(prompt 2\): old_logprobs: expected float32 \[2\]"):
+        TokenSequence(4, (1, 2, 3), 1, old_logprobs=old, label="prompt 2")
+
+
+def test_place_of_a_predicted_token():
+    (batch,) = make_microbatches(sequences(3, 4), 2, 0, 1, True, 1.0, 1)
+    assert batch.prediction.place(0) == "sequence 0, response position 0"
+    assert batch.prediction.place(2) == "sequence 1, response position 0"
+    assert batch.prediction.place(4) == "sequence 1, response position 2"

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from models import make_model
 
-from megatron_ext.train.client import TrainWorld, WorkerError, cpu_flags
+from megatron_ext.train.client import TrainWorld, cpu_flags
+from megatron_ext.world import WorkerError
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -16,12 +17,13 @@ ADVANTAGES = [1.0, -1.0, 0.5, -0.5, 2.0, 1.0]
 
 def sequences():
     rng = random.Random(0)
-    return [{"tokens": [rng.randrange(1000) for _ in range(n)], "prompt_len": max(1, n // 3)} for n in LENGTHS]
+    lengths = zip(LENGTHS, ADVANTAGES, strict=True)
+    return [{"tokens": [rng.randrange(1000) for _ in range(n)], "prompt_len": max(1, n // 3), "advantage": a} for n, a in lengths]
 
 
 def step(world, **options):
     """What a step leaves behind: loss, gradient norm, digest of every weight."""
-    told = world.call("train_step", sequences=sequences(), advantages=ADVANTAGES, temperature=0.7, **options)
+    told = world.call("train_step", sequences=sequences(), temperature=0.7, **options)
     return {"loss": told["loss"], "grad_norm": told["grad_norm"], "digest": world.call("digest")["digest"]}
 
 
@@ -135,13 +137,13 @@ def test_dispatchers_and_runs_are_equal_over_data_parallel_ranks(start, model, r
 def test_every_mode_trains(start, tmp_path_factory, options):
     """TP1 against TP2 x EP2: equal with each consistent mode, different with stock numerics."""
     hf = make_model(tmp_path_factory.mktemp("small") / "hf", "--layers", "2")
-    short = [{"tokens": s["tokens"][:40], "prompt_len": 20} for s in sequences()[1:4]]
+    short = [{**s, "tokens": s["tokens"][:40], "prompt_len": 20} for s in sequences()[1:4]]
     consistent, results = "--no-consistency" not in options, []
     for name, nproc, layout in (("mode tp1", 1, {}), ("mode tp2ep2", 2, {"tp": 2, "ep": 2, "etp": 1})):
         with start(name, nproc, *options, hf=hf, **layout) as world:
             world.call("load_hf", path=hf)
             told = world.call("logprobs", sequences=short, pack=False)["logprobs"]
-            after = world.call("train_step", sequences=short, advantages=[1.0, -1.0, 0.5], pack=False)
+            after = world.call("train_step", sequences=short, pack=False)
             results.append((np.concatenate(told).tolist(), after["loss"], after["grad_norm"], world.call("digest")["digest"]))
             if not consistent:
                 with pytest.raises(WorkerError, match="takes no packed sequences"):
