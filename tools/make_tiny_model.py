@@ -91,18 +91,27 @@ def make_model(out: Path, args: argparse.Namespace) -> None:
     config = make_config(args, tokenizer)
     model = (Qwen3ForCausalLM if args.dense else Qwen3MoeForCausalLM)(config).to(torch.bfloat16)
     spread_weights(model, args.seed)
+    save_folder(out, model, tokenizer)
+    mark_made(out, "make_tiny_model", args)
+
+
+def save_folder(out: Path, model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast) -> None:
+    """A Hugging Face folder: config, weights in the model's dtype, tokenizer, generation config."""
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
     )
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    # Written last: its presence tells that the folder is complete, and for which options.
-    (out / "made_by.json").write_text(json.dumps({"tool": "make_tiny_model", "options": _options(args)}, indent=1, sort_keys=True))
+
+
+def mark_made(out: Path, tool: str, args: argparse.Namespace) -> None:
+    """Written last: its presence tells that the folder is complete, and for which options."""
+    (out / "made_by.json").write_text(json.dumps({"tool": tool, "options": _options(args)}, indent=1, sort_keys=True))
 
 
 def is_made(out: Path, args: argparse.Namespace) -> bool:
-    """Whether `out` already holds the model of exactly these options."""
+    """Whether `out` already holds what exactly these options make."""
     marker = out / "made_by.json"
     return marker.exists() and json.loads(marker.read_text())["options"] == _options(args)
 

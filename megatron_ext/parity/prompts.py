@@ -23,10 +23,11 @@ def read_prompts(path: str, hf_dir: str, vocab_size: int) -> list[list[int]]:
 
     Raises PromptError naming file and line.
     """
-    lines = [line for line in pathlib.Path(path).read_text().splitlines() if line.strip()]
     tokenizer = None
     prompts = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(pathlib.Path(path).read_text(encoding="utf-8").split("\n"), start=1):
+        if not line.strip():
+            continue
         record = {"prompt": line} if path.endswith(".txt") else parse_line(line, f"{path}:{number}")
         ids = record.get("prompt_token_ids")
         if ids is None:
@@ -50,10 +51,11 @@ def parse_line(line: str, where: str) -> dict:
 
 
 def check_ids(ids: object, vocab_size: int, where: str) -> None:
-    if not isinstance(ids, list) or not ids or not all(isinstance(i, int) for i in ids):
+    if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
         raise PromptError(f"{where}: a prompt must be a non-empty list of token ids")
-    if min(ids) < 0 or max(ids) >= vocab_size:
-        raise PromptError(f"{where}: token id {max(ids)} is outside the vocabulary of {vocab_size}")
+    wrong = next((i for i in ids if not 0 <= i < vocab_size), None)
+    if wrong is not None:
+        raise PromptError(f"{where}: token id {wrong} is outside the vocabulary of {vocab_size}")
 
 
 def made_prompts(hf_dir: str, lengths: list[int]) -> list[list[int]]:

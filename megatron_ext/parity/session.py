@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.metadata
-import pathlib
 import platform
 import time
 from collections.abc import Iterator
@@ -95,20 +94,6 @@ def check_weights(world: TrainWorld, engine: RolloutEngine) -> int:
     train = world.call("digest")["digest"]
     digest.check_equal(train, engine.digest())
     return len(train)
-
-
-def sync_weights(world: TrainWorld, engine: RolloutEngine, folder: pathlib.Path) -> None:
-    """Training's weights into the rollout: requests drained, prefix cache dropped and proved dropped."""
-    world.call("export_hf", path=str(folder))
-    engine.load_weights(str(folder))
-
-
-def train_step(world: TrainWorld, rollouts: list[Rollout], advantages: list[float], temperature: float, settings: TrainSettings) -> dict:
-    """One policy-gradient step; returns loss, grad_norm, iteration."""
-    return world.call(
-        "train_step", sequences=as_sequences(rollouts), advantages=advantages, temperature=temperature,
-        micro_batch_size=settings.micro_batch_size, pack=settings.pack,
-    )  # fmt: skip
 
 
 def start_rollout(hf_dir: str, layout: RolloutLayout, contract: Contract, **vllm_arguments) -> RolloutEngine:

@@ -22,6 +22,9 @@ def test_token_ids(tmp_path):
     ('{"prompt_token_ids": []}\n', r"p.jsonl:1: a prompt must be a non-empty list"),
     ('{"prompt_token_ids": [1, "2"]}\n', r"p.jsonl:1: a prompt must be a non-empty list"),
     ('{"prompt_token_ids": [1000]}\n', r"p.jsonl:1: token id 1000 is outside the vocabulary of 1000"),
+    ('{"prompt_token_ids": [1]}\n\nnot json\n', r"p.jsonl:3: not JSON"),  # lines as an editor counts them
+    ('{"prompt_token_ids": [1, true]}\n', r"p.jsonl:1: a prompt must be a non-empty list"),
+    ('{"prompt_token_ids": [5, -2]}\n', r"p.jsonl:1: token id -2 is outside"),
     ("\n", r"p.jsonl: no prompts"),
 ])  # fmt: skip
 def test_bad_lines_are_named(tmp_path, text, message):

@@ -1,0 +1,1 @@
+"""The RL loop: prompts, rollouts, rewards, advantages, updates, weight sync, checkpoints, metrics."""
