@@ -1,4 +1,4 @@
-"""The optimizer steps of one rollout batch, with the logdiff gate in front of what it guards."""
+"""The optimizer steps of one rollout batch, and the logdiff gate: past a failed one nothing is synced, logged or saved."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """What must never pass unseen, on real engines: wrong weights in the rollout, numbers that are none, responses at their limits."""
 
+import contextlib
 import json
 import shutil
 
@@ -12,6 +13,12 @@ from transformers import AutoModelForCausalLM
 from megatron_ext.contract import Contract
 from megatron_ext.parity import logdiff
 from megatron_ext.parity.digest import DigestMismatch
+from megatron_ext.rl.data import Prompt
+from megatron_ext.rl.gate import LogdiffError
+from megatron_ext.rl.live import LiveView
+from megatron_ext.rl.main import parse
+from megatron_ext.rl.sampling import Response
+from megatron_ext.rl.update import Updater
 from megatron_ext.rl.weight_sync import WeightSync
 from megatron_ext.rollout.client import RolloutPool
 from megatron_ext.rollout.engine import SamplingSpec
@@ -140,6 +147,22 @@ def test_shortest_and_cut_responses(sides, options, reason, length):
     assert [(r.finish_reason, len(r.token_ids), len(r.logprobs)) for r in rollouts] == [(reason, length, length)] * 3
     train = sides.world.call("logprobs", sequences=sequences(rollouts, 0.0), micro_batch_size=3)["logprobs"]
     assert logdiff.compare(train, [r.logprobs for r in rollouts], [r.token_ids for r in rollouts]).exact
+
+
+def test_the_gate_stops_an_update(sides, task, tmp_path):
+    """One last bit of one rollout logprob: named by the old-logprob pass where that runs, before an update, else by the update's own pass."""
+    prompts = [Prompt(40 + i, tuple(ids), "", {}) for i, ids in enumerate(PROMPTS)]
+    rollouts = sides.pool.generate(PROMPTS, SamplingSpec(1.0, 4, seeds=range(len(PROMPTS)), ignore_eos=True))
+    rollouts[2].logprobs[3] = np.nextafter(rollouts[2].logprobs[3], np.float32(0))
+    responses = [Response(prompt, 1, rollout) for prompt, rollout in zip(prompts, rollouts, strict=True)]
+    command = ["--hf", str(task / "model"), "--prompts", str(task / "train.jsonl"), "--reward", "m:f", "--steps", "9", "--out", str(tmp_path)]
+    for options, source in ((["--verify-old-logprob", "3"], "the old-logprob pass"), ([], "the update's own forward pass")):
+        updater = Updater(parse([*command, *options]), sides.world, LiveView(9))
+        with pytest.raises(LogdiffError, match=f"step 6: 1 of 12 sampled tokens .*{source}.*the first: prompt 42 sample 1, position 3"):
+            updater(responses, [0.0] * 3, 6, lambda name: contextlib.nullcontext())
+    updater = Updater(parse([*command, "--logdiff-policy", "warn"]), sides.world, LiveView(9))
+    update = updater(responses, [0.0] * 3, 6, lambda name: contextlib.nullcontext())
+    assert "12 of 12 sampled tokens" in update.warning and len(update.train_logprobs) == 3  # the update before has moved the weights
 
 
 def test_reference_policy_is_what_was_remembered(sides):
