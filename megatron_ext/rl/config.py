@@ -142,7 +142,7 @@ def _add_engines(group) -> None:
     group.add_argument("--micro-batch-size", type=int, default=8, help="sequences")
     group.add_argument("--no-pack", action="store_false", dest="pack", help="pad the sequences of a micro-batch instead of packing them")
     group.add_argument("--rollout-tp", type=int, default=1)
-    group.add_argument("--rollout-ep", action="store_true", help="spread the experts over the TP ranks")
+    group.add_argument("--rollout-ep", action=argparse.BooleanOptionalAction, default=False, help="spread the experts over the TP ranks")
     group.add_argument("--rollout-engines", type=int, default=1, help="equal engines; requests are spread over them")
     group.add_argument("--max-num-seqs", type=int, default=128, help="requests that an engine runs at once")
     group.add_argument("--max-num-batched-tokens", type=int, default=2048, help="tokens of an engine step; longer prompts come in chunks")

@@ -1,5 +1,7 @@
 """Runs of the loop as a user starts them: a command line, real engines, a folder that it leaves behind."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys
@@ -11,19 +13,30 @@ from processes import adopt_orphans, descendants
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class Run:
-    """`python -m megatron_ext.rl` in a process of its own. Whatever it leaves behind becomes a child of this process."""
+SMALL = ("--prompts-per-step", 4, "--samples-per-prompt", 4, "--micro-batch-size", 8, "--eval-interval", 3, "--eval-temperature", 0,
+         "--verify-old-logprob", 0, "--timeout", 300, "--no-tensorboard")  # fmt: skip
+ONE_RANK = ("--rollout-tp", 1, "--no-rollout-ep")
 
-    def __init__(self, task: Path, out: Path, *options: object) -> None:
+
+class Run:
+    """The job of the quickstart, smaller, in a process of its own. Whatever it leaves behind becomes a child of this process."""
+
+    def __init__(self, arguments: tuple, out: Path, *options: object) -> None:
         adopt_orphans()
         self.out, self._others = out, set(descendants(os.getpid()))
-        command = [sys.executable, "-m", "megatron_ext.rl", "--hf", task / "model", "--prompts", task / "train.jsonl", "--out", out,
-                   "--reward", "megatron_ext.rl.rewards:exact_match", "--reward", "megatron_ext.rl.rewards:token_accuracy=0.5",
-                   "--prompts-per-step", 4, "--samples-per-prompt", 4, "--max-prompt-len", 16, "--max-response-len", 12,
-                   "--micro-batch-size", 8, "--kv-cache-mib", 64, "--lr", "5e-4", "--timeout", 300, "--no-tensorboard", *options]  # fmt: skip
+        command = [sys.executable, "-m", *arguments, "--out", out, *SMALL, *options]
         self.process = subprocess.Popen(
             [*map(str, command)], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
+
+    @classmethod
+    def quickstart(cls, out: Path, *options: object) -> Run:
+        return cls(("megatron_ext.rl.quickstart",), out, *options)
+
+    @classmethod
+    def loop(cls, task: Path, out: Path, *options: object) -> Run:
+        files = ("--hf", task / "model", "--prompts", task / "train.jsonl", "--heldout", task / "heldout.jsonl")
+        return cls(("megatron_ext.rl", "@configs/grpo_quickstart.args", *files), out, *options)
 
     def wait(self, seconds: float = 400) -> tuple[int, str]:
         """(exit code, everything it printed)."""

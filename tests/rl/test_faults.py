@@ -108,6 +108,7 @@ def test_a_wrong_tensor_is_named(sides, spoil):
         assert len(sync()) == 64
 
 
+@pytest.mark.full
 def test_a_missing_tensor_is_named(sides):
     """The engine refuses the folder, so its processes end: a new one is started for what follows."""
     with Corrupted(sides.world, sides.pool, spoil=lambda tensors: tensors.pop(NAMES[0])) as sync:
