@@ -14,7 +14,7 @@ PACKAGE = ROOT / "megatron_ext"
 LOW = {"reduction_order", "contract"}
 NUMERICS = LOW | {"reference", "ops", "collectives"}
 PROCESSES = {"world", "service"}
-ENGINES = NUMERICS | PROCESSES | {"patches", "platform", "parity", "__init__"}
+ENGINES = NUMERICS | PROCESSES | {"weight_digest", "patches", "platform", "__init__"}
 ALLOWED = {
     "__init__": NUMERICS | {"patches"},
     "reduction_order": set(),
@@ -24,12 +24,13 @@ ALLOWED = {
     "collectives": LOW | {"reference", "ops"},
     "platform": LOW | {"patches"},
     "patches": set(),
+    "weight_digest": set(),
     "world": set(),
     "service": set(),
     "train": ENGINES,
     "rollout": ENGINES,
     "parity": ENGINES | {"train", "rollout"},
-    "rl": ENGINES | {"train", "rollout"},
+    "rl": ENGINES | {"train", "rollout", "parity"},
 }
 # Modules of the two engines may be imported by the adapters only; everything below runs without them.
 ENGINE_PACKAGES = {"megatron", "vllm", "mindspeed", "transformers"}

@@ -9,8 +9,9 @@ import platform
 import time
 from collections.abc import Iterator
 
+from megatron_ext import weight_digest as digest
 from megatron_ext.contract import Contract, check_same_digest
-from megatron_ext.parity import digest, logdiff
+from megatron_ext.parity import logdiff
 from megatron_ext.parity.layout import RolloutLayout, TrainLayout
 from megatron_ext.rollout.engine import Rollout, RolloutEngine
 from megatron_ext.train.client import TrainWorld, cpu_flags

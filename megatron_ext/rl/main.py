@@ -14,7 +14,6 @@ import signal
 import sys
 
 from megatron_ext.contract import ContractError
-from megatron_ext.parity.digest import DigestMismatch
 from megatron_ext.parity.layout import LayoutError
 from megatron_ext.parity.prompts import PromptError
 from megatron_ext.rl import config as configuration
@@ -23,6 +22,7 @@ from megatron_ext.rl.checkpoint import CheckpointError
 from megatron_ext.rl.gate import LogdiffError
 from megatron_ext.rl.rewards import RewardError
 from megatron_ext.train.hf_config import UnsupportedModel
+from megatron_ext.weight_digest import DigestMismatch
 from megatron_ext.world import WorkerError
 
 # Errors whose text says what to do: a traceback through the loop would only bury it.

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from megatron_ext.contract import ENVIRONMENT_VARIABLE, Contract
-from megatron_ext.parity.digest import check_equal
 from megatron_ext.rollout.engine import Rollout, SamplingSpec
+from megatron_ext.weight_digest import check_equal
 from megatron_ext.world import Progress, World, gather
 
 

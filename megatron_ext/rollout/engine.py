@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from megatron_ext.contract import ENVIRONMENT_VARIABLE, Contract, check_same_digest
-from megatron_ext.parity.digest import merge
 from megatron_ext.rollout.settings import GREEDY_BELOW, LABEL, LOGPROBS_MODE, RolloutError, check_plugins
+from megatron_ext.weight_digest import merge
 
 _WORKER_EXTENSION = "megatron_ext.rollout.worker.WorkerExtension"
 _DEFAULT_CACHE_BYTES = 256 << 20

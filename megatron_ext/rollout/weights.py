@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from megatron_ext.parity.digest import Region, region
 from megatron_ext.rollout.embedding import OrderedParallelLMHead, OrderedVocabParallelEmbedding
 from megatron_ext.rollout.linear import (
     OrderedMergedColumnParallelLinear,
@@ -24,6 +23,7 @@ from megatron_ext.rollout.moe import OrderedRoutedExperts
 from megatron_ext.rollout.norm import OrderedRMSNorm
 from megatron_ext.rollout.router import OrderedGateLinear
 from megatron_ext.rollout.settings import RolloutError
+from megatron_ext.weight_digest import Region, region
 
 # Scales of a quantised KV cache, which is refused: nothing reads them.
 _UNREAD_BUFFERS = {"_k_scale", "_v_scale", "_q_scale", "_prob_scale"}
@@ -59,7 +59,7 @@ def parts(model: torch.nn.Module) -> Iterator[Part]:
 
 
 def regions(model: torch.nn.Module) -> dict[str, list[Region]]:
-    """{Hugging Face name: regions of this rank}, for megatron_ext.parity.digest.merge."""
+    """{Hugging Face name: regions of this rank}, for megatron_ext.weight_digest.merge."""
     found: dict[str, list[Region]] = {}
     for part in parts(model):
         found.setdefault(part.name, []).append(region(part.shard, part.logical_shape, part.offsets))

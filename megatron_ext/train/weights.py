@@ -19,7 +19,7 @@ from megatron.core import parallel_state as mpu
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from megatron_ext.parity import digest
+from megatron_ext import weight_digest as digest
 from megatron_ext.train.moe import OutputColumnLinear
 
 MAX_FILE_BYTES = 2 << 30

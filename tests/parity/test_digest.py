@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from megatron_ext.parity.digest import DigestMismatch, Region, check_equal, merge, region
+from megatron_ext.weight_digest import DigestMismatch, Region, check_equal, merge, region
 
 W = torch.randn(8, 6, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
 

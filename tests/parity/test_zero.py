@@ -8,8 +8,9 @@ import pytest
 import scenarios
 from models import make_model
 
+from megatron_ext import weight_digest as digest
 from megatron_ext.contract import Contract
-from megatron_ext.parity import digest, logdiff, session
+from megatron_ext.parity import logdiff, session
 from megatron_ext.parity.layout import RolloutLayout, TrainLayout
 from megatron_ext.reduction_order import ReductionOrder
 

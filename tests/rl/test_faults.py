@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM
 
 from megatron_ext.contract import Contract
 from megatron_ext.parity import logdiff
-from megatron_ext.parity.digest import DigestMismatch
 from megatron_ext.rl.data import Prompt
 from megatron_ext.rl.gate import LogdiffError
 from megatron_ext.rl.live import LiveView
@@ -23,6 +22,7 @@ from megatron_ext.rl.weight_sync import WeightSync
 from megatron_ext.rollout.client import RolloutPool
 from megatron_ext.rollout.engine import SamplingSpec
 from megatron_ext.train.client import TrainWorld, cpu_flags
+from megatron_ext.weight_digest import DigestMismatch
 from megatron_ext.world import WorkerError
 
 pytestmark = pytest.mark.timeout(600)
