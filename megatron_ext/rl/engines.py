@@ -32,7 +32,10 @@ class Engines:
         self._stack.callback(self.pool.close)
         return self
 
-    def __exit__(self, *exc_info) -> None:
+    def __exit__(self, kind, error, traceback) -> None:
+        if kind is not None:  # no time for what they are doing
+            self.pool.kill()
+            self.world.kill()
         self._stack.close()
 
     def start(self, live: LiveView, checkpoint: Checkpoint | None) -> str:

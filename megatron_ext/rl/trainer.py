@@ -45,6 +45,7 @@ def run(config: RunConfig) -> dict[str, Any]:
         checkpoint.check_identity(resumed, config.identity())
         if resumed.step >= config.steps:
             raise ConfigError(f"{resumed.folder} already holds step {resumed.step} of --steps {config.steps}: nothing is left to do; raise --steps")
+        adopt_history(resumed, config)
     else:
         make_room(config)
     first = resumed.step + 1 if resumed else 1
@@ -68,6 +69,15 @@ def make_room(config: RunConfig) -> None:
         raise ConfigError(f"{config.out} holds a run already ({found[0].name}): --resume goes on with it, --overwrite starts over, or choose another --out")
     for path in found:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def adopt_history(resumed: checkpoint.Checkpoint, config: RunConfig) -> None:
+    """Copies the metrics of the run that the checkpoint belongs to, if it is not the one in --out."""
+    for name in (METRICS_FILE, TIMING_FILE):
+        source, target = resumed.folder.parents[1] / name, config.out / name
+        if source.exists() and not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
 
 
 def prompts_of(config: RunConfig, path: str) -> list[Prompt]:

@@ -6,6 +6,8 @@ import pytest
 
 from megatron_ext.rl import checkpoint
 from megatron_ext.rl.checkpoint import CheckpointError
+from megatron_ext.rl.main import parse
+from megatron_ext.rl.trainer import adopt_history
 
 
 class World:
@@ -51,3 +53,16 @@ def test_another_run_is_refused(tmp_path):
     checkpoint.check_identity(saved, {"seed": 1, "temperature": 1.0})
     with pytest.raises(CheckpointError, match=r"seed: 1 in the checkpoint, 2 now\n.*updates: None in the checkpoint, 3 now"):
         checkpoint.check_identity(saved, {"seed": 2, "temperature": 1.0, "updates": 3})
+
+
+def test_history_comes_along_into_another_folder(tmp_path):
+    """Resuming from another run's checkpoint goes on with that run's metrics; those that are there are left alone."""
+    saved = checkpoint.save(World(), tmp_path / "first", 5, {}, keep=0)
+    for name in ("metrics.jsonl", "timing.jsonl"):
+        (tmp_path / "first" / name).write_text("old\n")
+    config = parse(["--hf", "m", "--prompts", "p", "--reward", "m:f", "--steps", "9", "--out", str(tmp_path / "second"), "--resume", str(saved.folder)])
+    adopt_history(saved, config)
+    assert (tmp_path / "second" / "metrics.jsonl").read_text() == (tmp_path / "second" / "timing.jsonl").read_text() == "old\n"
+    (tmp_path / "second" / "metrics.jsonl").write_text("own\n")
+    adopt_history(saved, config)
+    assert (tmp_path / "second" / "metrics.jsonl").read_text() == "own\n"
