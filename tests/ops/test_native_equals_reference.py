@@ -27,6 +27,39 @@ def test_linear(both, dtype, m, k, n):
     assert_both_same(both(lambda: ops.linear(x, w)), "linear")
 
 
+@pytest.mark.parametrize("scale", [1e-21, 1e-17, 1.0, 1e21])
+def test_products_that_fp32_cannot_hold(both, scale):
+    """Below about 2^-134 a product loses bits, above 2^128 it is infinite: there a fused multiply-add would not stand for two roundings."""
+    x, w = normal(17, 256, dtype=torch.float32), normal(35, 256, dtype=torch.float32, seed=1)
+    x, w = (x * scale).bfloat16(), (w * scale).bfloat16()
+    w[3] = 0.0
+    assert_both_same(both(lambda: ops.linear_fp32(x, w)), "linear_fp32")
+
+    def run():
+        grad = torch.zeros(35, 256)
+        ops.wgrad_(grad, w[:, :35].contiguous(), w, None)
+        return grad
+
+    assert_both_same(both(run), "wgrad")
+
+
+def test_threads_do_not_show(native_variant, order):
+    x, w, dy = revealing(70, 1024, dtype=torch.bfloat16), revealing(272, 1024, dtype=torch.bfloat16, seed=1), revealing(70, 272, dtype=torch.bfloat16, seed=2)
+    ops.configure(order, "native")
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 4):
+            torch.set_num_threads(threads)
+            grad = torch.zeros(272, 1024)
+            ops.wgrad_(grad, dy, x, torch.tensor([0, 33, 70], dtype=torch.int32))
+            results.append((ops.linear_fp32(x, w), ops.linear_fp32(x, w[:16]), ops.dgrad_fp32(dy, w), grad))
+    finally:
+        torch.set_num_threads(before)
+    for threads, found in enumerate(results[1:], start=2):
+        for name, a, b in zip(("linear", "one panel", "dgrad", "wgrad"), found, results[0], strict=True):
+            assert_same_bits(a, b, f"{name} with {threads} threads")
+
+
 @pytest.mark.parametrize("gated", [False, True])
 def test_dgrad(both, dtype, gated):
     dy, w = revealing(17, 256, dtype=dtype), revealing(256, 37, dtype=dtype, seed=1)

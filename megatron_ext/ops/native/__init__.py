@@ -26,7 +26,8 @@ def cpu_variant() -> str:
             raise build.BuildError(f"{VARIANT_VARIABLE}={chosen!r}: expected one of {sorted(build.VARIANT_FLAGS)}")
         return chosen
     flags = pathlib.Path("/proc/cpuinfo").read_text() if pathlib.Path("/proc/cpuinfo").exists() else ""
-    return "avx2" if "avx2" in build.VARIANT_FLAGS and " avx2" in flags else "portable"
+    has_both = " avx2" in flags and " fma" in flags
+    return "avx2" if "avx2" in build.VARIANT_FLAGS and has_both else "portable"
 
 
 @functools.cache
@@ -75,7 +76,7 @@ def contract_segments(a, b, b_k_stride, b_n_stride, k_order, n, segments, mmad_o
     m, k = a.shape
     out = torch.empty(m, n)
     call("contract_segments", dtype_code(a.dtype), order_code(mmad_order), Pointer(a), Pointer(b), b_k_stride, b_n_stride,
-         Pointer(k_order), m, k, n, segments, Pointer(out))  # fmt: skip
+         Pointer(k_order), m, k, n, segments, Pointer(out), torch.get_num_threads())  # fmt: skip
     return out
 
 
@@ -92,7 +93,7 @@ def dgrad_fp32(dy_MN, w_NK, segments, gated, mmad_order):
 def wgrad_(grad_NK, dy_MN, x_MK, boundaries, mmad_order):
     (n, k), cu = grad_NK.shape, torch.tensor(boundaries, dtype=torch.int32)
     call("wgrad", dtype_code(x_MK.dtype), order_code(mmad_order), Pointer(grad_NK), Pointer(dy_MN), Pointer(x_MK), n, k, Pointer(cu),
-         len(boundaries) - 1)  # fmt: skip
+         len(boundaries) - 1, torch.get_num_threads())  # fmt: skip
 
 
 def rms_norm(x_TH, w_H, eps):

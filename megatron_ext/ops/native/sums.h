@@ -15,8 +15,12 @@ constexpr Index kPanel = 16;          // columns computed together; no order dep
 constexpr Index kRows = 4;            // rows computed together; no order depends on it
 enum MmadOrder : int32_t { kSequential = 0, kGroups16 = 1 };
 
-typedef float Lanes __attribute__((vector_size(32), aligned(4)));
+typedef float Lanes __attribute__((vector_size(32), aligned(4), may_alias));
 constexpr Index kLanes = 8;
+
+// Not memcpy: compilers keep its target in memory.
+inline Lanes load(const float* from) { return *reinterpret_cast<const Lanes*>(from); }
+inline void store(float* to, Lanes value) { *reinterpret_cast<Lanes*>(to) = value; }
 
 inline Index round_up(Index n, Index multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -45,34 +49,28 @@ template <int Rows>
 inline void contract_block_sequential(const float* a, Index a_stride, const float* panel, Index length, float* c, Index c_stride) {
     Lanes acc[Rows][2];
     for (int r = 0; r < Rows; ++r)
-        for (int h = 0; h < 2; ++h) std::memcpy(&acc[r][h], c + r * c_stride + h * kLanes, sizeof(Lanes));
+        for (int h = 0; h < 2; ++h) acc[r][h] = load(c + r * c_stride + h * kLanes);
     for (Index k = 0; k < length; ++k) {
-        Lanes b[2];
-        std::memcpy(b, panel + k * kPanel, sizeof(b));
+        const Lanes b[2] = {load(panel + k * kPanel), load(panel + k * kPanel + kLanes)};
         for (int r = 0; r < Rows; ++r)
             for (int h = 0; h < 2; ++h) acc[r][h] = acc[r][h] + a[r * a_stride + k] * b[h];
     }
     for (int r = 0; r < Rows; ++r)
-        for (int h = 0; h < 2; ++h) std::memcpy(c + r * c_stride + h * kLanes, &acc[r][h], sizeof(Lanes));
+        for (int h = 0; h < 2; ++h) store(c + r * c_stride + h * kLanes, acc[r][h]);
 }
 
 template <int Rows>
 inline void contract_block_groups16(const float* a, Index a_stride, const float* panel, Index length, float* c, Index c_stride) {
     for (int r = 0; r < Rows; ++r)
         for (int h = 0; h < 2; ++h) {
-            Lanes acc, tree[kFractal];
-            std::memcpy(&acc, c + r * c_stride + h * kLanes, sizeof(Lanes));
+            Lanes acc = load(c + r * c_stride + h * kLanes), tree[kFractal];
             for (Index first = 0; first < length; first += kFractal) {
-                for (Index i = 0; i < kFractal; ++i) {
-                    Lanes b;
-                    std::memcpy(&b, panel + (first + i) * kPanel + h * kLanes, sizeof(Lanes));
-                    tree[i] = a[r * a_stride + first + i] * b;
-                }
+                for (Index i = 0; i < kFractal; ++i) tree[i] = a[r * a_stride + first + i] * load(panel + (first + i) * kPanel + h * kLanes);
                 for (Index count = kFractal / 2; count > 0; count /= 2)
                     for (Index i = 0; i < count; ++i) tree[i] = tree[2 * i] + tree[2 * i + 1];
                 acc = acc + tree[0];
             }
-            std::memcpy(c + r * c_stride + h * kLanes, &acc, sizeof(Lanes));
+            store(c + r * c_stride + h * kLanes, acc);
         }
 }
 

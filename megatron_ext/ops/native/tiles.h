@@ -1,0 +1,137 @@
+// Tiles of a contraction: c[rows][16] += a[rows][L] x panel[L][16], in either order inside a fractal.
+//
+// A fused multiply-add stands for multiply and add only where every product is exact, which `Magnitudes` decides from the
+// operands themselves: then both round once, at the same place, and give the same bits.
+#pragma once
+#include <type_traits>
+
+#include "sums.h"
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
+namespace megatron_ext {
+
+constexpr Index kTileRows = 6;  // 6 x 2 accumulators of 8 lanes, and their operands, fill the 16 registers
+
+// Largest and smallest non-zero magnitude of model-dtype values, as their bits without the sign; sixteen candidates of each.
+struct Magnitudes {
+    uint16_t high[kPanel] = {}, low_minus_one[kPanel];
+
+    Magnitudes() { std::fill(low_minus_one, low_minus_one + kPanel, uint16_t(0xFFFF)); }
+
+    template <typename T>
+    void add_panel_row(const T* values) {
+        for (Index i = 0; i < kPanel; ++i) {
+            const uint16_t bits = values[i].bits & 0x7FFF;
+            high[i] = std::max(high[i], bits);
+            low_minus_one[i] = std::min(low_minus_one[i], uint16_t(bits - 1));  // zero wraps around and counts for nothing
+        }
+    }
+    void add_panel_row(const float*) {}
+
+    template <typename T>
+    void add(const T* values, Index count) {
+        for (; count >= kPanel; count -= kPanel, values += kPanel) add_panel_row(values);
+        T rest[kPanel] = {};
+        std::copy_n(values, count, rest);
+        if (count) add_panel_row(rest);
+    }
+
+    uint16_t largest() const { return *std::max_element(high, high + kPanel); }
+    uint16_t smallest() const { return uint16_t(*std::min_element(low_minus_one, low_minus_one + kPanel) + 1); }
+};
+
+// T, or for float, whose products are never exact, any type of two bytes.
+template <typename T>
+using Storage = typename std::conditional<std::is_same<T, float>::value, BFloat16, T>::type;
+
+// Whether every product of a value of `a` and one of `b` is finite and has all its bits in fp32.
+template <typename T>
+inline bool products_are_exact(const Magnitudes& a, const Magnitudes& b) {
+    if (std::is_same<T, float>::value) return false;
+    if (a.largest() == 0 || b.largest() == 0) return true;
+    const auto value = [](uint16_t bits) { return double(to_float(bit_cast<Storage<T>>(bits))); };
+    const double highest = value(a.largest()) * value(b.largest()), lowest = value(a.smallest()) * value(b.smallest());
+    constexpr double kLowest = std::is_same<T, BFloat16>::value ? 0x1p-134 : 0x1p-128;  // products have 16 or 22 bits, down to 2^-149
+    return highest < 0x1p127 && lowest >= kLowest;  // false for infinities and NaN
+}
+
+#ifdef __FMA__
+constexpr bool kHasFused = true;
+inline Lanes fused(Lanes a, Lanes b, Lanes c) { return Lanes(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(c))); }
+#else
+constexpr bool kHasFused = false;
+inline Lanes fused(Lanes a, Lanes b, Lanes c) { return a * b + c; }  // never called
+#endif
+
+template <int Rows, bool Fused>
+inline void sequential_tile(const float* a, Index a_stride, const float* panel, Index length, float* c, Index c_stride) {
+    Lanes acc[Rows][2];
+    for (int r = 0; r < Rows; ++r)
+        for (int h = 0; h < 2; ++h) acc[r][h] = load(c + r * c_stride + h * kLanes);
+    for (Index k = 0; k < length; ++k) {
+        const Lanes b[2] = {load(panel + k * kPanel), load(panel + k * kPanel + kLanes)};
+        for (int r = 0; r < Rows; ++r) {
+            const float value = a[r * a_stride + k];
+            const Lanes x = {value, value, value, value, value, value, value, value};
+            for (int h = 0; h < 2; ++h) acc[r][h] = Fused ? fused(x, b[h], acc[r][h]) : acc[r][h] + x * b[h];
+        }
+    }
+    for (int r = 0; r < Rows; ++r)
+        for (int h = 0; h < 2; ++h) store(c + r * c_stride + h * kLanes, acc[r][h]);
+}
+
+template <int Rows>
+inline void tile(MmadOrder order, bool exact, const float* a, Index a_stride, const float* panel, Index length, float* c, Index c_stride) {
+    if (order == kGroups16)
+        contract_block_groups16<Rows>(a, a_stride, panel, length, c, c_stride);
+    else if (kHasFused && exact)
+        sequential_tile<Rows, kHasFused>(a, a_stride, panel, length, c, c_stride);
+    else
+        sequential_tile<Rows, false>(a, a_stride, panel, length, c, c_stride);
+}
+
+// rows rows, in tiles; no order depends on how they are cut.
+inline void tiles(MmadOrder order, bool exact, const float* a, Index a_stride, Index rows, const float* panel, Index length, float* c,
+                  Index c_stride) {
+    Index m = 0;
+    for (; m + kTileRows <= rows; m += kTileRows)
+        tile<kTileRows>(order, exact, a + m * a_stride, a_stride, panel, length, c + m * c_stride, c_stride);
+    if (m + 4 <= rows) {
+        tile<4>(order, exact, a + m * a_stride, a_stride, panel, length, c + m * c_stride, c_stride);
+        m += 4;
+    }
+    if (m + 2 <= rows) {
+        tile<2>(order, exact, a + m * a_stride, a_stride, panel, length, c + m * c_stride, c_stride);
+        m += 2;
+    }
+    if (m < rows) tile<1>(order, exact, a + m * a_stride, a_stride, panel, length, c + m * c_stride, c_stride);
+}
+
+// Eight rows of eight values, transposed: to[i][j] = from[j][i].
+inline void transpose8(const float* from, Index from_stride, float* to, Index to_stride) {
+#ifdef __AVX2__
+    __m256 r[8], t[8];
+    for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(from + i * from_stride);
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+        r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xEE);
+        r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xEE);
+    }
+    for (int i = 0; i < 4; ++i) {
+        _mm256_storeu_ps(to + i * to_stride, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+        _mm256_storeu_ps(to + (i + 4) * to_stride, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+    }
+#else
+    for (int i = 0; i < 8; ++i)
+        for (int j = 0; j < 8; ++j) to[i * to_stride + j] = from[j * from_stride + i];
+#endif
+}
+
+}  // namespace megatron_ext
