@@ -2,13 +2,14 @@
 
 import torch
 
+from megatron_ext.reference.elementary import sqrt
 from megatron_ext.reference.sums import row_sum
 
 
 def inverse_rms(x_TH: torch.Tensor, eps: float) -> torch.Tensor:
     """fp32 [T, 1]."""
     x = x_TH.float()
-    return (1.0 / torch.sqrt(row_sum(x * x) / x.shape[-1] + eps))[:, None]
+    return (1.0 / sqrt(row_sum(x * x) / x.shape[-1] + eps))[:, None]
 
 
 def rms_norm(x_TH: torch.Tensor, w_H: torch.Tensor, eps: float) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +22,14 @@ def test_exp_and_log_are_within_two_ulp():
     y = torch.logspace(-44, 38, 100_000, dtype=torch.float64).float()
     expected = torch.log(y.double())
     assert ((elementary.log(y).double() - expected).abs() / expected.abs().clamp_min(2**-10)).max() < 2**-22
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 1000, 100_003])
+def test_sqrt_is_correctly_rounded(count):
+    """At every length and place, from subnormals to the largest numbers. numpy's is the processor's own instruction."""
+    x = torch.rand(count, generator=torch.Generator().manual_seed(0)) * torch.logspace(-44, 38, count)
+    assert torch.equal(elementary.sqrt(x), torch.from_numpy(np.sqrt(x.numpy())))
+    assert elementary.sqrt(torch.tensor([0.0, -0.0, math.inf])).tolist() == [0.0, -0.0, math.inf]
 
 
 def test_exp_and_log_at_the_edges():
