@@ -20,7 +20,7 @@ SOURCE_DIR = pathlib.Path(__file__).parent / "native"
 BUILD_DIR = SOURCE_DIR / "build"
 # The numbers that fix an order come from reduction_order; the kernels have none of their own.
 ORDER_FLAGS = (f"-DMEGATRON_EXT_FRACTAL={FRACTAL}", f"-DMEGATRON_EXT_ROW_SUM_BLOCK={ROW_SUM_BLOCK}")
-COMMON_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-Wall", "-Wextra", "-pthread", "-ffp-contract=off", "-fno-math-errno", *ORDER_FLAGS)
+COMMON_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-Wall", "-Wextra", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", *ORDER_FLAGS)
 VARIANT_FLAGS = {"portable": (), "avx2": ("-mavx2", "-mfma")} if platform.machine() == "x86_64" else {"portable": ()}
 
 
