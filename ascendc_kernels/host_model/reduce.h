@@ -1,0 +1,294 @@
+// Reductions. Sums follow the order documented for A2/A3: adjacent pairs form a tree inside a repeat (block, pair); ReduceSum by count adds
+// the repeats one after another, its mask forms (a tree across repeats) are not modelled. Maxima do not depend on an order; ties give the
+// lowest index.
+//
+// What a masked lane adds to a tree is not documented. The checked flavour refuses masks that cut a tree; pad with +0 instead.
+#pragma once
+#include "sums.h"
+#include "vector.h"
+
+namespace ascendc_host {
+
+// The tree of megatron_ext::pair_tree, unrolled.
+template <int count>
+inline float pair_sum(const float* values) {
+    if constexpr (count == 1) {
+        return values[0];
+    } else {
+        float sums[count / 2];
+        for (int i = 0; i < count / 2; ++i) sums[i] = values[2 * i] + values[2 * i + 1];
+        return pair_sum<count / 2>(sums);
+    }
+}
+
+constexpr int kFloatsPerRepeat = kRepeatBytes / sizeof(float);
+static_assert(kFloatsPerRepeat == megatron_ext::kRowSumBlock, "row_sum of the order contract is ReduceSum by count");
+
+// Lanes of one repeat, gathered through the block stride; masked lanes are +0.
+inline void gather_repeat(float* lanes, const float* src, const RepeatPlan& plan, Stride stride, uint32_t repeat) {
+    for (uint32_t lane = 0; lane < plan.lanes; ++lane)
+        lanes[lane] = plan.mask_of(repeat).has(lane) ? *lane_address(src, stride, repeat, lane) : 0.0f;
+}
+
+// Every group of `size` lanes is either selected as a whole or not at all.
+inline void require_whole_trees(const Instruction& instruction, const RepeatPlan& plan, uint32_t size) {
+    if constexpr (kChecked)
+        for (const LaneMask& mask : {plan.mask, plan.last_mask})
+            for (uint32_t first = 0; first < plan.lanes; first += size) {
+                uint32_t selected = 0;
+                for (uint32_t lane = first; lane < first + size; ++lane) selected += mask.has(lane);
+                instruction.require(selected == 0 || selected == size, "a mask that does not cut a sum tree (masked lanes are undocumented)",
+                                    selected);
+            }
+}
+
+template <typename T, typename Mask>
+inline RepeatPlan plan_reduction(const Instruction& instruction, bool set_mask, Mask mask, int32_t repeats, int32_t dst_stride,
+                                 int32_t block_stride, int32_t repeat_stride) {
+    for (int32_t stride : {dst_stride, block_stride, repeat_stride})
+        instruction.require(stride >= 0 && stride <= 65535, "0 <= stride <= 65535", stride);
+    return plan_mask(instruction, set_mask, sizeof(T), mask, repeats);
+}
+
+// WholeReduceSum: a repeat gives one element. PairReduceSum and BlockReduceSum: every group of `group` lanes gives one.
+template <int group, typename Mask>
+inline void sum_groups(const char* name, const AscendC::LocalTensor<float>& dst, const AscendC::LocalTensor<float>& src, bool set_mask,
+                       Mask mask, int32_t repeats, int32_t dst_stride, int32_t block_stride, int32_t repeat_stride, Site site) {
+    const Instruction instruction(name, PIPE_V, site);
+    const RepeatPlan plan = plan_reduction<float>(instruction, set_mask, mask, repeats, dst_stride, block_stride, repeat_stride);
+    const Stride stride = {uint32_t(block_stride), uint32_t(repeat_stride)};
+    constexpr uint32_t kResults = kFloatsPerRepeat / group;
+    require_whole_trees(instruction, plan, group);
+    read_operand(instruction, "src", src, plan, stride);
+    instruction.operand("dst", dst, in(Memory::kUb), kResults == 1 ? sizeof(float) : kBlockBytes);
+    for (uint32_t r = 0; r < plan.repeats; ++r)
+        for (uint32_t g = 0; kChecked && g < kResults; ++g)
+            if (plan.mask_of(r).has(g * group))
+                instruction.write("dst", dst, (uint64_t(r) * dst_stride * kResults + g) * sizeof(float), sizeof(float));
+    for (uint32_t r = 0; r < plan.repeats; ++r) {
+        float lanes[kFloatsPerRepeat];
+        gather_repeat(lanes, src.host_data(), plan, stride, r);
+        for (uint32_t g = 0; g < kResults; ++g)
+            if (plan.mask_of(r).has(g * group))
+                dst.host_data()[uint64_t(r) * dst_stride * kResults + g] = pair_sum<group>(lanes + g * group);
+    }
+}
+
+template <typename T>
+using IndexBits = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
+
+template <typename T>
+struct Maximum {
+    T value;
+    uint32_t index;
+    bool found = false;
+    void offer(T candidate, uint32_t at) {
+        if (found && !(Wide<T>(candidate) > Wide<T>(value)) && Wide<T>(candidate) == Wide<T>(candidate)) return;
+        if (found && Wide<T>(value) != Wide<T>(value)) return;  // the first NaN stays
+        value = candidate;
+        index = at;
+        found = true;
+    }
+};
+
+// An index is stored as the bits of an element.
+template <typename T>
+inline T index_element(uint32_t index) {
+    const IndexBits<T> bits = IndexBits<T>(index);
+    T element;
+    std::memcpy(&element, &bits, sizeof(T));
+    return element;
+}
+
+template <typename T>
+inline void store_maximum(T* dst, const Maximum<T>& maximum, AscendC::ReduceOrder order) {
+    using AscendC::ReduceOrder;
+    if (order == ReduceOrder::ORDER_ONLY_INDEX) {
+        std::memcpy(dst, &maximum.index, sizeof(uint32_t));
+        return;
+    }
+    const bool index_first = order == ReduceOrder::ORDER_INDEX_VALUE;
+    dst[index_first ? 1 : 0] = maximum.value;
+    if (order != ReduceOrder::ORDER_ONLY_VALUE) dst[index_first ? 0 : 1] = index_element<T>(maximum.index);
+}
+
+template <typename T>
+inline uint32_t maximum_bytes(AscendC::ReduceOrder order) {
+    if (order == AscendC::ReduceOrder::ORDER_ONLY_INDEX) return sizeof(uint32_t);
+    return order == AscendC::ReduceOrder::ORDER_ONLY_VALUE ? sizeof(T) : 2 * sizeof(T);
+}
+
+template <typename T, typename Mask>
+inline void whole_maximum(const AscendC::LocalTensor<T>& dst, const AscendC::LocalTensor<T>& src, bool set_mask, Mask mask, int32_t repeats,
+                          int32_t dst_stride, int32_t block_stride, int32_t repeat_stride, AscendC::ReduceOrder order, Site site) {
+    const Instruction instruction("WholeReduceMax", PIPE_V, site);
+    const RepeatPlan plan = plan_reduction<T>(instruction, set_mask, mask, repeats, dst_stride, block_stride, repeat_stride);
+    const Stride stride = {uint32_t(block_stride), uint32_t(repeat_stride)};
+    const uint32_t bytes = maximum_bytes<T>(order);
+    read_operand(instruction, "src", src, plan, stride);
+    instruction.operand("dst", dst, in(Memory::kUb), bytes);
+    for (uint32_t r = 0; r < plan.repeats; ++r) instruction.write("dst", dst, uint64_t(r) * dst_stride * bytes, bytes);
+    for (uint32_t r = 0; r < plan.repeats; ++r) {
+        Maximum<T> maximum;
+        for (uint32_t lane = 0; lane < plan.lanes; ++lane)
+            if (plan.mask_of(r).has(lane)) maximum.offer(*lane_address(src.host_data(), stride, r, lane), lane);
+        store_maximum(reinterpret_cast<T*>(reinterpret_cast<uint8_t*>(dst.host_data()) + uint64_t(r) * dst_stride * bytes), maximum, order);
+    }
+}
+
+template <typename T, typename Mask>
+inline void block_maximum(const AscendC::LocalTensor<T>& dst, const AscendC::LocalTensor<T>& src, bool set_mask, Mask mask, int32_t repeats,
+                          int32_t dst_stride, int32_t block_stride, int32_t repeat_stride, Site site) {
+    const Instruction instruction("BlockReduceMax", PIPE_V, site);
+    const RepeatPlan plan = plan_reduction<T>(instruction, set_mask, mask, repeats, dst_stride, block_stride, repeat_stride);
+    const Stride stride = {uint32_t(block_stride), uint32_t(repeat_stride)};
+    constexpr uint32_t kLanes = kBlockBytes / sizeof(T), kBlocks = kRepeatBytes / kBlockBytes;
+    read_operand(instruction, "src", src, plan, stride);
+    instruction.operand("dst", dst, in(Memory::kUb), kBlocks * sizeof(T));
+    for (int pass = kChecked ? 0 : 1; pass < 2; ++pass)  // all writes are announced before the first one happens
+        for (uint32_t r = 0; r < plan.repeats; ++r)
+            for (uint32_t b = 0; b < kBlocks; ++b) {
+                const uint64_t at = uint64_t(r) * dst_stride * kBlocks + b;
+                Maximum<T> maximum;
+                for (uint32_t lane = b * kLanes; lane < (b + 1) * kLanes; ++lane)
+                    if (plan.mask_of(r).has(lane)) maximum.offer(*lane_address(src.host_data(), stride, r, lane), lane);
+                if (!maximum.found) continue;
+                if (pass == 0)
+                    instruction.write("dst", dst, at * sizeof(T), sizeof(T));
+                else
+                    dst.host_data()[at] = maximum.value;
+            }
+}
+
+template <typename T>
+constexpr bool is_summable = std::is_same_v<T, float>;
+
+}  // namespace ascendc_host
+
+namespace AscendC {
+
+template <typename T, bool isSetMask = true>
+inline void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<T>& sharedTmpBuffer, const int32_t count,
+                      ascendc_host::Site site = ascendc_host::Site::here()) {
+    static_assert(ascendc_host::is_summable<T>, "ReduceSum: this data type is not modelled");
+    static_assert(isSetMask, "ReduceSum: isSetMask = false is not modelled");
+    using namespace ascendc_host;
+    const Instruction instruction("ReduceSum", PIPE_V, site);
+    const RepeatPlan plan = plan_count(instruction, sizeof(T), count);
+    require_whole_trees(instruction, plan, kFloatsPerRepeat);
+    read_operand(instruction, "src", src, plan);
+    instruction.operand("sharedTmpBuffer", sharedTmpBuffer, in(Memory::kUb), kBlockBytes);
+    instruction.operand("dst", dst, in(Memory::kUb), sizeof(T));
+    instruction.write("dst", dst, 0, sizeof(T));
+    float total = 0.0f;
+    int32_t first = 0;
+    for (; first + kFloatsPerRepeat <= count; first += kFloatsPerRepeat) total = total + pair_sum<kFloatsPerRepeat>(src.host_data() + first);
+    if (first < count) {
+        float tail[kFloatsPerRepeat] = {};
+        std::memcpy(tail, src.host_data() + first, (count - first) * sizeof(float));
+        total = total + pair_sum<kFloatsPerRepeat>(tail);
+    }
+    dst.host_data()[0] = total;
+}
+
+template <typename T>
+inline void ReduceMax(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<T>& sharedTmpBuffer, const int32_t count,
+                      bool calIndex = 0, ascendc_host::Site site = ascendc_host::Site::here()) {
+    static_assert(ascendc_host::is_floating_element<T>, "ReduceMax: this data type is not modelled");
+    using namespace ascendc_host;
+    const Instruction instruction("ReduceMax", PIPE_V, site);
+    instruction.require(sizeof(T) == 4 || !calIndex || count <= 65536, "an index below 65536 for 16-bit elements", count);
+    // The documented size of the temporary buffer: a block-rounded element per repeat, two with indices.
+    const uint64_t repeats = (uint64_t(count) * sizeof(T) + kRepeatBytes - 1) / kRepeatBytes;
+    const uint64_t scratch = (repeats * (calIndex ? 2 : 1) * sizeof(T) + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
+    read_operand(instruction, "src", src, plan_count(instruction, sizeof(T), count));
+    instruction.operand("sharedTmpBuffer", sharedTmpBuffer, in(Memory::kUb), kBlockBytes);
+    instruction.operand("dst", dst, in(Memory::kUb), sizeof(T));
+    instruction.write("sharedTmpBuffer", sharedTmpBuffer, 0, scratch);
+    instruction.write("dst", dst, 0, (calIndex ? 2 : 1) * sizeof(T));
+    Maximum<T> maximum;
+    for (int32_t i = 0; i < count; ++i) maximum.offer(src.host_data()[i], uint32_t(i));
+    store_maximum(dst.host_data(), maximum, calIndex ? ReduceOrder::ORDER_VALUE_INDEX : ReduceOrder::ORDER_ONLY_VALUE);
+}
+
+#define ASCENDC_HOST_REDUCTION_ARGUMENTS \
+    const int32_t dstRepStride, const int32_t srcBlkStride, const int32_t srcRepStride, ascendc_host::Site site = ascendc_host::Site::here()
+
+template <typename T, bool isSetMask = true>
+inline void WholeReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t mask, const int32_t repeatTime,
+                           ASCENDC_HOST_REDUCTION_ARGUMENTS) {
+    static_assert(ascendc_host::is_summable<T>, "WholeReduceSum: this data type is not modelled");
+    ascendc_host::sum_groups<ascendc_host::kFloatsPerRepeat>("WholeReduceSum", dst, src, isSetMask, uint64_t(mask), repeatTime, dstRepStride,
+                                                             srcBlkStride, srcRepStride, site);
+}
+
+template <typename T, bool isSetMask = true>
+inline void WholeReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const uint64_t mask[], const int32_t repeatTime,
+                           ASCENDC_HOST_REDUCTION_ARGUMENTS) {
+    static_assert(ascendc_host::is_summable<T>, "WholeReduceSum: this data type is not modelled");
+    ascendc_host::sum_groups<ascendc_host::kFloatsPerRepeat>("WholeReduceSum", dst, src, isSetMask, mask, repeatTime, dstRepStride,
+                                                             srcBlkStride, srcRepStride, site);
+}
+
+template <typename T, bool isSetMask = true>
+inline void BlockReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t repeatTime, const int32_t mask,
+                           ASCENDC_HOST_REDUCTION_ARGUMENTS) {
+    static_assert(ascendc_host::is_summable<T>, "BlockReduceSum: this data type is not modelled");
+    ascendc_host::sum_groups<8>("BlockReduceSum", dst, src, isSetMask, uint64_t(mask), repeatTime, dstRepStride, srcBlkStride, srcRepStride,
+                                site);
+}
+
+template <typename T, bool isSetMask = true>
+inline void BlockReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t repeatTime, const uint64_t mask[],
+                           ASCENDC_HOST_REDUCTION_ARGUMENTS) {
+    static_assert(ascendc_host::is_summable<T>, "BlockReduceSum: this data type is not modelled");
+    ascendc_host::sum_groups<8>("BlockReduceSum", dst, src, isSetMask, mask, repeatTime, dstRepStride, srcBlkStride, srcRepStride, site);
+}
+
+template <typename T, bool isSetMask = true>
+inline void PairReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t repeatTime, const int32_t mask,
+                          ASCENDC_HOST_REDUCTION_ARGUMENTS) {
+    static_assert(ascendc_host::is_summable<T>, "PairReduceSum: this data type is not modelled");
+    ascendc_host::sum_groups<2>("PairReduceSum", dst, src, isSetMask, uint64_t(mask), repeatTime, dstRepStride, srcBlkStride, srcRepStride,
+                                site);
+}
+
+template <typename T, bool isSetMask = true>
+inline void PairReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t repeatTime, const uint64_t mask[],
+                          ASCENDC_HOST_REDUCTION_ARGUMENTS) {
+    static_assert(ascendc_host::is_summable<T>, "PairReduceSum: this data type is not modelled");
+    ascendc_host::sum_groups<2>("PairReduceSum", dst, src, isSetMask, mask, repeatTime, dstRepStride, srcBlkStride, srcRepStride, site);
+}
+
+template <typename T, bool isSetMask = true>
+inline void WholeReduceMax(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t mask, const int32_t repeatTime,
+                           const int32_t dstRepStride, const int32_t srcBlkStride, const int32_t srcRepStride,
+                           ReduceOrder order = ReduceOrder::ORDER_VALUE_INDEX, ascendc_host::Site site = ascendc_host::Site::here()) {
+    static_assert(ascendc_host::is_floating_element<T>, "WholeReduceMax: this data type is not modelled");
+    ascendc_host::whole_maximum(dst, src, isSetMask, uint64_t(mask), repeatTime, dstRepStride, srcBlkStride, srcRepStride, order, site);
+}
+
+template <typename T, bool isSetMask = true>
+inline void WholeReduceMax(const LocalTensor<T>& dst, const LocalTensor<T>& src, const uint64_t mask[], const int32_t repeatTime,
+                           const int32_t dstRepStride, const int32_t srcBlkStride, const int32_t srcRepStride,
+                           ReduceOrder order = ReduceOrder::ORDER_VALUE_INDEX, ascendc_host::Site site = ascendc_host::Site::here()) {
+    static_assert(ascendc_host::is_floating_element<T>, "WholeReduceMax: this data type is not modelled");
+    ascendc_host::whole_maximum(dst, src, isSetMask, mask, repeatTime, dstRepStride, srcBlkStride, srcRepStride, order, site);
+}
+
+template <typename T, bool isSetMask = true>
+inline void BlockReduceMax(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t repeatTime, const int32_t mask,
+                           ASCENDC_HOST_REDUCTION_ARGUMENTS) {
+    static_assert(ascendc_host::is_floating_element<T>, "BlockReduceMax: this data type is not modelled");
+    ascendc_host::block_maximum(dst, src, isSetMask, uint64_t(mask), repeatTime, dstRepStride, srcBlkStride, srcRepStride, site);
+}
+
+template <typename T, bool isSetMask = true>
+inline void BlockReduceMax(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t repeatTime, const uint64_t mask[],
+                           ASCENDC_HOST_REDUCTION_ARGUMENTS) {
+    static_assert(ascendc_host::is_floating_element<T>, "BlockReduceMax: this data type is not modelled");
+    ascendc_host::block_maximum(dst, src, isSetMask, mask, repeatTime, dstRepStride, srcBlkStride, srcRepStride, site);
+}
+#undef ASCENDC_HOST_REDUCTION_ARGUMENTS
+
+}  // namespace AscendC

@@ -1,0 +1,147 @@
+// Compare, Compares, Select, Gather, Brcb.
+#pragma once
+#include "vector.h"
+
+namespace ascendc_host {
+
+template <typename V>
+inline bool compare(V a, V b, AscendC::CMPMODE mode) {
+    switch (mode) {
+        case AscendC::CMPMODE::LT: return a < b;
+        case AscendC::CMPMODE::GT: return a > b;
+        case AscendC::CMPMODE::EQ: return a == b;
+        case AscendC::CMPMODE::LE: return a <= b;
+        case AscendC::CMPMODE::GE: return a >= b;
+        case AscendC::CMPMODE::NE: return a != b;
+    }
+    return false;
+}
+
+// Bit i of dst, lowest first: compare(src0[i], other(i)).
+template <typename T, typename Other>
+inline void compare_bits(uint8_t* dst, const T* src0, Other other, AscendC::CMPMODE mode, uint32_t count) {
+    for (uint32_t i = 0; i < count / 8; ++i) {
+        uint8_t bits = 0;
+        for (uint32_t j = 0; j < 8; ++j) bits |= uint8_t(compare(Wide<T>(src0[i * 8 + j]), other(i * 8 + j), mode)) << j;
+        dst[i] = bits;
+    }
+}
+
+template <typename T>
+inline RepeatPlan plan_compare(const Instruction& instruction, uint32_t count) {
+    instruction.require(uint64_t(count) * sizeof(T) % kRepeatBytes == 0, "a count of whole repeats of 256 bytes", count);
+    return plan_count(instruction, sizeof(T), count);
+}
+
+template <typename T, typename U, typename Other>
+inline void select(const Instruction& instruction, const AscendC::LocalTensor<T>& dst, const AscendC::LocalTensor<U>& selMask,
+                   const AscendC::LocalTensor<T>& src0, Other other, uint32_t count) {
+    instruction.operand("selMask", selMask, in(Memory::kUb), kBlockBytes);
+    instruction.read("selMask", selMask, 0, (count + 7) / 8);
+    read_operand(instruction, "src0", src0, plan_count(instruction, sizeof(T), count));
+    write_operand(instruction, "dst", dst, plan_count(instruction, sizeof(T), count));
+    const uint8_t* bits = reinterpret_cast<const uint8_t*>(selMask.host_data());
+    for (uint32_t i = 0; i < count; ++i) dst.host_data()[i] = bits[i / 8] >> (i % 8) & 1 ? src0.host_data()[i] : other(i);
+}
+
+template <typename U>
+constexpr bool is_mask_element = is_one_of<U, uint8_t, uint16_t, uint32_t, uint64_t>;
+
+}  // namespace ascendc_host
+
+namespace AscendC {
+
+template <typename T, typename U>
+inline void Compare(const LocalTensor<U>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, CMPMODE cmpMode, uint32_t count,
+                    ascendc_host::Site site = ascendc_host::Site::here()) {
+    static_assert(ascendc_host::is_floating_element<T> && std::is_same_v<U, uint8_t>, "Compare: these data types are not modelled");
+    using namespace ascendc_host;
+    const Instruction instruction("Compare", PIPE_V, site);
+    const RepeatPlan plan = plan_compare<T>(instruction, count);
+    read_operand(instruction, "src0", src0, plan);
+    read_operand(instruction, "src1", src1, plan);
+    instruction.operand("dst", dst, in(Memory::kUb), kBlockBytes);
+    instruction.write("dst", dst, 0, count / 8);
+    const T* second = src1.host_data();
+    compare_bits(dst.host_data(), src0.host_data(), [second](uint32_t i) { return Wide<T>(second[i]); }, cmpMode, count);
+}
+
+template <typename T, typename U>
+inline void Compares(const LocalTensor<U>& dst, const LocalTensor<T>& src0, const T src1Scalar, CMPMODE cmpMode, uint32_t count,
+                     ascendc_host::Site site = ascendc_host::Site::here()) {
+    static_assert(ascendc_host::is_floating_element<T> && std::is_same_v<U, uint8_t>, "Compares: these data types are not modelled");
+    using namespace ascendc_host;
+    const Instruction instruction("Compares", PIPE_V, site);
+    read_operand(instruction, "src0", src0, plan_compare<T>(instruction, count));
+    instruction.operand("dst", dst, in(Memory::kUb), kBlockBytes);
+    instruction.write("dst", dst, 0, count / 8);
+    compare_bits(dst.host_data(), src0.host_data(), [src1Scalar](uint32_t) { return Wide<T>(src1Scalar); }, cmpMode, count);
+}
+
+// A set bit takes src0.
+template <typename T, typename U>
+inline void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0, const LocalTensor<T>& src1,
+                   SELMODE selMode, uint32_t count, ascendc_host::Site site = ascendc_host::Site::here()) {
+    static_assert(ascendc_host::is_floating_element<T> && ascendc_host::is_mask_element<U>, "Select: these data types are not modelled");
+    using namespace ascendc_host;
+    const Instruction instruction("Select", PIPE_V, site);
+    if (selMode != SELMODE::VSEL_TENSOR_TENSOR_MODE) fail("Select", site, "two tensors are modelled with VSEL_TENSOR_TENSOR_MODE only");
+    read_operand(instruction, "src1", src1, plan_count(instruction, sizeof(T), count));
+    const T* second = src1.host_data();
+    select(instruction, dst, selMask, src0, [second](uint32_t i) { return second[i]; }, count);
+}
+
+template <typename T, typename U>
+inline void Select(const LocalTensor<T>& dst, const LocalTensor<U>& selMask, const LocalTensor<T>& src0, T src1, SELMODE selMode,
+                   uint32_t count, ascendc_host::Site site = ascendc_host::Site::here()) {
+    static_assert(ascendc_host::is_floating_element<T> && ascendc_host::is_mask_element<U>, "Select: these data types are not modelled");
+    using namespace ascendc_host;
+    const Instruction instruction("Select", PIPE_V, site);
+    if (selMode != SELMODE::VSEL_TENSOR_SCALAR_MODE) fail("Select", site, "a tensor and a scalar need VSEL_TENSOR_SCALAR_MODE");
+    select(instruction, dst, selMask, src0, [src1](uint32_t) { return src1; }, count);
+}
+
+// dst[i] = the element of src at byte srcBaseOffset + srcOffset[i].
+template <typename T>
+inline void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<uint32_t>& srcOffset, const uint32_t srcBaseOffset,
+                   const uint32_t count, ascendc_host::Site site = ascendc_host::Site::here()) {
+    static_assert(ascendc_host::is_plain_element<T>, "Gather: this data type is not modelled");
+    using namespace ascendc_host;
+    const Instruction instruction("Gather", PIPE_V, site);
+    instruction.operand("src", src, in(Memory::kUb), kBlockBytes);
+    read_operand(instruction, "srcOffset", srcOffset, plan_count(instruction, sizeof(uint32_t), count));
+    const uint32_t* offsets = srcOffset.host_data();
+    for (uint32_t i = 0; kChecked && i < count; ++i) {
+        instruction.require(offsets[i] % sizeof(T) == 0, "an offset of whole elements", offsets[i]);
+        instruction.read("src", src, uint64_t(srcBaseOffset) + offsets[i], sizeof(T));
+    }
+    write_operand(instruction, "dst", dst, plan_count(instruction, sizeof(T), count));
+    const uint8_t* bytes = reinterpret_cast<const uint8_t*>(src.host_data()) + srcBaseOffset;
+    for (uint32_t i = 0; i < count; ++i) std::memcpy(dst.host_data() + i, bytes + offsets[i], sizeof(T));
+}
+
+// Every element of src fills a DataBlock of dst; a repeat takes eight.
+template <typename T>
+inline void Brcb(const LocalTensor<T>& dst, const LocalTensor<T>& src, const ascendc_host::RepeatTime repeatTime,
+                 const BrcbRepeatParams& repeatParams, ascendc_host::Site site = ascendc_host::Site::here()) {
+    static_assert(ascendc_host::is_plain_element<T>, "Brcb: this data type is not modelled");
+    using namespace ascendc_host;
+    constexpr uint32_t kElements = 8, kLanes = kBlockBytes / sizeof(T);
+    const Instruction instruction("Brcb", PIPE_V, site);
+    require_repeat(instruction, repeatTime);
+    const uint32_t repeats = uint32_t(repeatTime), block = repeatParams.dstBlkStride ? repeatParams.dstBlkStride : 1;
+    const auto position = [&](uint32_t r, uint32_t e) { return (uint64_t(r) * repeatParams.dstRepStride + uint64_t(e) * block) * kLanes; };
+    instruction.operand("src", src, in(Memory::kUb), kBlockBytes);
+    instruction.operand("dst", dst, in(Memory::kUb), kBlockBytes);
+    instruction.require(!kChecked || src.host_data() != dst.host_data(), "src and dst apart", 0);
+    instruction.read("src", src, 0, uint64_t(repeats) * kElements * sizeof(T));
+    for (uint32_t i = 0; kChecked && i < repeats * kElements; ++i)
+        instruction.write("dst", dst, position(i / kElements, i % kElements) * sizeof(T), kBlockBytes);
+    for (uint32_t i = 0; i < repeats * kElements; ++i) {
+        const T value = src.host_data()[i];
+        T* to = dst.host_data() + position(i / kElements, i % kElements);
+        for (uint32_t l = 0; l < kLanes; ++l) to[l] = value;
+    }
+}
+
+}  // namespace AscendC
