@@ -53,8 +53,8 @@ inline void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const Rou
     using namespace ascendc_host;
     const Instruction instruction("Cast", PIPE_V, site);
     const RepeatPlan plan = plan_count(instruction, kWiderBytes<T, U>, count);
-    read_operand(instruction, "src", src, plan);
-    write_operand(instruction, "dst", dst, plan);
+    read_operand(instruction, "src", src, plan, {1, plan.lanes * uint32_t(sizeof(U)) / kBlockBytes});
+    write_operand(instruction, "dst", dst, plan, {1, plan.lanes * uint32_t(sizeof(T)) / kBlockBytes});
     T* to = dst.host_data();
     const U* from = src.host_data();
     with_conversion<T, U>(roundMode, site, [=](auto convert) {

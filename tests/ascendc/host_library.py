@@ -1,0 +1,90 @@
+"""Compiles the test kernels with the host model and calls them."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import pathlib
+import subprocess
+
+import torch
+
+from ascendc_kernels.host_model import build
+from megatron_ext.ops.build import VARIANT_FLAGS
+
+KERNELS = pathlib.Path(__file__).parent / "kernels"
+BUILD_DIR = pathlib.Path(__file__).parent / "build"
+VARIANTS = sorted(VARIANT_FLAGS)
+# Flavours as the tests build them. The bits of a flavour do not depend on its optimisation level.
+OPTIMISE = {"fast": "-O2", "checked": "-O0"}
+VECTORISE = ("-ftree-vectorize",)
+
+
+def runnable_variants() -> list[str]:
+    flags = pathlib.Path("/proc/cpuinfo").read_text() if pathlib.Path("/proc/cpuinfo").exists() else ""
+    return [variant for variant in VARIANTS if variant == "portable" or f" {variant}" in flags]
+
+
+class Case(ctypes.Structure):
+    """struct Case of kernels/harness.h."""
+
+    _fields_ = [
+        ("src", ctypes.c_void_p * 3),
+        ("dst", ctypes.c_void_p),
+        ("src_bytes", ctypes.c_uint32 * 3),
+        ("dst_bytes", ctypes.c_uint32),
+        ("p", ctypes.c_int64 * 12),
+        ("scalar", ctypes.c_double),
+    ]
+
+
+class KernelError(RuntimeError):
+    """The text that a launch returned."""
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+class Library:
+    def __init__(self, path: pathlib.Path):
+        self.handle = ctypes.CDLL(str(path))
+
+    def run(self, name: str, *arguments) -> None:
+        """Tensors go as pointers, ints as int64, C types as they are. Raises KernelError."""
+        converted = []
+        for argument in arguments:
+            if isinstance(argument, torch.Tensor):
+                assert argument.is_contiguous()
+                argument = ctypes.c_void_p(argument.data_ptr())
+            elif isinstance(argument, int):
+                argument = ctypes.c_int64(argument)
+            converted.append(argument)
+        function = getattr(self.handle, name)
+        function.restype = ctypes.c_char_p
+        error = function(*converted)
+        if error is not None:
+            raise KernelError(error.decode())
+
+    def vector(self, name: str, sources: list[torch.Tensor], out: torch.Tensor, p: list[int], scalar: float = 0.0) -> torch.Tensor:
+        """Runs one VECTOR_CASE on a copy of `out`, whose content is what the instruction finds there."""
+        out = out.clone()
+        case = Case(dst=out.data_ptr(), dst_bytes=bytes_of(out), scalar=scalar)
+        for i, source in enumerate(sources):
+            case.src[i], case.src_bytes[i] = source.data_ptr(), bytes_of(source)
+        for i, value in enumerate(p):
+            case.p[i] = value
+        self.run(name, ctypes.byref(case))
+        return out
+
+
+@functools.cache
+def library(source: str, flavour: str, variant: str = "portable") -> Library:
+    return Library(build.build([KERNELS / source], BUILD_DIR, flavour, variant, OPTIMISE[flavour], VECTORISE if flavour == "fast" else ()))
+
+
+def syntax_error(code: str) -> str:
+    """What the compiler says about a kernel body; empty if it compiles."""
+    program = f'#include "kernel_operator.h"\nusing namespace AscendC;\nvoid kernel() {{ {code} }}\n'
+    command = [build.compiler(), "-fsyntax-only", "-w", *build.COMMON_FLAGS, *build.INCLUDE_FLAGS, "-x", "c++", "-"]
+    return subprocess.run(command, input=program, capture_output=True, text=True).stderr
