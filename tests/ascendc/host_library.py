@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import pathlib
-import subprocess
 
 import torch
 
@@ -82,9 +81,3 @@ class Library:
 def library(source: str, flavour: str, variant: str = "portable") -> Library:
     return Library(build.build([KERNELS / source], BUILD_DIR, flavour, variant, OPTIMISE[flavour], VECTORISE if flavour == "fast" else ()))
 
-
-def syntax_error(code: str) -> str:
-    """What the compiler says about a kernel body; empty if it compiles."""
-    program = f'#include "kernel_operator.h"\nusing namespace AscendC;\nvoid kernel() {{ {code} }}\n'
-    command = [build.compiler(), "-fsyntax-only", "-w", *build.COMMON_FLAGS, *build.INCLUDE_FLAGS, "-x", "c++", "-"]
-    return subprocess.run(command, input=program, capture_output=True, text=True).stderr
