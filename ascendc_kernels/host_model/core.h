@@ -11,6 +11,11 @@ enum class CoreKind : uint8_t { kCube, kVector };
 enum class BufferState : uint8_t { kOpen, kFree, kAllocated, kQueued, kDequeued };
 constexpr const char* kBufferStateName[] = {"open", "free", "allocated", "queued", "dequeued"};
 
+// Cores are numbered through the launch: two vector cores, then the cube core of each block.
+constexpr int kVectorCores = 2;
+constexpr int kCubeInBlock = kVectorCores;
+constexpr int kCoresPerBlock = kVectorCores + 1;
+
 struct Buffer {
     uint8_t* start = nullptr;
     uint32_t bytes = 0;
@@ -36,7 +41,7 @@ struct Core {
     CoreKind kind;
     int64_t block;
     int sub_block;
-    int number;  // unique in the launch
+    int number;
     Launch* launch;
     CoreFiber* fiber;
     Monitor* monitor;  // checked flavour only

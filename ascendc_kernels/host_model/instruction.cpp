@@ -49,9 +49,9 @@ void check_global(const char* function, Site site, const char* role, const uint8
              (long long)(address - first + int64_t(bytes)), (long long)(end - first));
     Core& me = core();
     if (writes)
-        me.monitor->write_global(me, address, bytes, role);
+        me.monitor->write_global(me, address, bytes, role, first);
     else
-        me.monitor->read_global(me, address, bytes, role);
+        me.monitor->read_global(me, address, bytes, role, first);
 }
 
 }  // namespace ascendc_host

@@ -16,6 +16,12 @@ std::string describe(const Buffer& buffer) {
            kPositions[int(buffer.position)] + " (InitBuffer at " + describe(buffer.created) + ", " + std::to_string(buffer.bytes) + " bytes)";
 }
 
+std::string core_name(int number) {
+    const int in_block = number % kCoresPerBlock;
+    const std::string kind = in_block == kCubeInBlock ? "cube core" : "vector core " + std::to_string(in_block);
+    return "block " + std::to_string(number / kCoresPerBlock) + ", " + kind;
+}
+
 void AccessMap::split(uintptr_t at) {
     auto after = intervals_.upper_bound(at);
     if (after == intervals_.begin()) return;
@@ -46,7 +52,7 @@ void AccessMap::forget(uintptr_t begin, uintptr_t end) {
     intervals_.erase(intervals_.lower_bound(begin), intervals_.lower_bound(end));
 }
 
-Monitor::Monitor(int64_t blocks) : cores_(blocks * 3) {
+Monitor::Monitor(int64_t blocks) : cores_(blocks * kCoresPerBlock) {
     for (CoreState& core : cores_) {
         for (Clock& clock : core.pipes) clock.assign(cores_.size() * kPipes, 0);
         core.issue.assign(cores_.size() * kPipes, 0);
@@ -68,7 +74,7 @@ std::string Monitor::advice(const Core& core, const AccessRecord& earlier) const
     const int earlier_core = earlier.component / kPipes;
     const std::string from = kPipeName[earlier.component % kPipes], to = kPipeName[current_.pipe];
     if (earlier_core != core.number)
-        return "on another core (" + std::to_string(earlier_core) + "): CrossCoreSetFlag/CrossCoreWaitFlag or SyncAll is missing";
+        return "that was " + core_name(earlier_core) + ": CrossCoreSetFlag/CrossCoreWaitFlag or SyncAll is missing";
     if (from == to) return "PipeBarrier<PIPE_" + to + "> is missing";
     return "SetFlag/WaitFlag<HardEvent::" + from + "_" + to + "> or a queue step is missing";
 }
@@ -78,11 +84,10 @@ void Monitor::require_order(Core& core, const AccessRecord& earlier, bool earlie
     const bool own_pipe = earlier.component == current_.record.component;
     if (own_pipe && (earlier.count == current_.record.count || current_.own_pipe_ordered)) return;
     if (state(core).pipes[current_.pipe][earlier.component] >= earlier.count) return;
-    const std::string where = place.buffer ? describe(*place.buffer) : "global memory";
-    const uintptr_t origin = place.buffer ? uintptr_t(place.buffer->start) : 0;
+    const std::string where = place.buffer ? describe(*place.buffer) : "a global buffer";
     fail(current_.record.function, current_.record.site, "hazard: pipe %s %s %s, bytes [%llu, %llu) of %s, which %s (pipe %s) %s at %s; %s",
-         kPipeName[current_.pipe], now_writes ? "writes" : "reads", place.role, (unsigned long long)(place.begin - origin),
-         (unsigned long long)(place.end - origin), where.c_str(), earlier.function, kPipeName[earlier.component % kPipes],
+         kPipeName[current_.pipe], now_writes ? "writes" : "reads", place.role, (unsigned long long)(place.begin - place.origin),
+         (unsigned long long)(place.end - place.origin), where.c_str(), earlier.function, kPipeName[earlier.component % kPipes],
          earlier_wrote ? "wrote" : "read", describe(earlier.site).c_str(), advice(core, earlier).c_str());
 }
 
@@ -100,27 +105,27 @@ void Monitor::read(Core& core, AccessMap& map, const Place& place) {
 
 void Monitor::write(Core& core, AccessMap& map, const Place& place) {
     map.cover(place.begin, place.end, [&](AccessMap::Interval& piece) {
+        for (const AccessRecord& seen : piece.reads) require_order(core, seen, false, true, place);  // the later ones, so named first
         require_order(core, piece.write, true, true, place);
-        for (const AccessRecord& seen : piece.reads) require_order(core, seen, false, true, place);
         piece.write = current_.record;
         piece.reads.clear();
     });
 }
 
 void Monitor::read_local(Core& core, const Buffer& buffer, const uint8_t* address, size_t bytes, const char* role) {
-    read(core, state(core).local, {role, &buffer, uintptr_t(address), uintptr_t(address) + bytes});
+    read(core, state(core).local, {role, &buffer, uintptr_t(buffer.start), uintptr_t(address), uintptr_t(address) + bytes});
 }
 
 void Monitor::write_local(Core& core, const Buffer& buffer, const uint8_t* address, size_t bytes, const char* role) {
-    write(core, state(core).local, {role, &buffer, uintptr_t(address), uintptr_t(address) + bytes});
+    write(core, state(core).local, {role, &buffer, uintptr_t(buffer.start), uintptr_t(address), uintptr_t(address) + bytes});
 }
 
-void Monitor::read_global(Core& core, const uint8_t* address, size_t bytes, const char* role) {
-    read(core, global_, {role, nullptr, uintptr_t(address), uintptr_t(address) + bytes});
+void Monitor::read_global(Core& core, const uint8_t* address, size_t bytes, const char* role, const uint8_t* first) {
+    read(core, global_, {role, nullptr, uintptr_t(first), uintptr_t(address), uintptr_t(address) + bytes});
 }
 
-void Monitor::write_global(Core& core, const uint8_t* address, size_t bytes, const char* role) {
-    write(core, global_, {role, nullptr, uintptr_t(address), uintptr_t(address) + bytes});
+void Monitor::write_global(Core& core, const uint8_t* address, size_t bytes, const char* role, const uint8_t* first) {
+    write(core, global_, {role, nullptr, uintptr_t(first), uintptr_t(address), uintptr_t(address) + bytes});
 }
 
 Clock Monitor::completed(Core& core, pipe_t pipe) {

@@ -61,8 +61,9 @@ class Monitor {
     void begin(Core& core, pipe_t pipe, const char* function, Site site, bool own_pipe_ordered);
     void read_local(Core& core, const Buffer& buffer, const uint8_t* address, size_t bytes, const char* role);
     void write_local(Core& core, const Buffer& buffer, const uint8_t* address, size_t bytes, const char* role);
-    void read_global(Core& core, const uint8_t* address, size_t bytes, const char* role);
-    void write_global(Core& core, const uint8_t* address, size_t bytes, const char* role);
+    // first: start of the global buffer, for messages.
+    void read_global(Core& core, const uint8_t* address, size_t bytes, const char* role, const uint8_t* first);
+    void write_global(Core& core, const uint8_t* address, size_t bytes, const char* role, const uint8_t* first);
 
     void set_flag(Core& core, int event, int id, Site site, bool by_queue);
     void wait_flag(Core& core, int event, int id, Site site);
@@ -91,8 +92,8 @@ class Monitor {
     };
     struct Place {  // for messages
         const char* role;
-        const Buffer* buffer;
-        uintptr_t begin, end;
+        const Buffer* buffer;  // nullptr: global memory
+        uintptr_t origin, begin, end;
     };
     std::vector<CoreState> cores_;
     AccessMap global_;
@@ -106,6 +107,7 @@ class Monitor {
     std::string advice(const Core& core, const AccessRecord& earlier) const;
 };
 
+std::string core_name(int number);
 std::string describe(const Buffer& buffer);
 std::string describe(Site site);
 

@@ -26,20 +26,12 @@ __thread Core* current_core = nullptr;
 
 namespace {
 
-constexpr int kCoresPerBlock = 3;
-constexpr int kVectorCores = 2;  // fibers 0 and 1 of a block; fiber 2 is the cube core
-constexpr int kCube = 2;
 constexpr int kNoType = -1;
 constexpr size_t kLongestReport = 1000;
 
 bool takes_part(int type, int core) {
     if (type == KERNEL_TYPE_MIX_AIC_1_2) return true;
-    return type == KERNEL_TYPE_AIC_ONLY ? core == kCube : core == 0;
-}
-
-std::string core_name(const Core& core) {
-    const std::string kind = core.kind == CoreKind::kCube ? "cube core" : "vector core " + std::to_string(core.sub_block);
-    return "block " + std::to_string(core.block) + ", " + kind;
+    return type == KERNEL_TYPE_AIC_ONLY ? core == kCubeInBlock : core == 0;
 }
 
 // Local memories of one core, mapped on first touch and kept per thread.
@@ -194,7 +186,7 @@ void Launch::declare(KernelType type, Site site) {
     if (!type_.compare_exchange_strong(expected, type) && expected != type)
         fail("KERNEL_TASK_TYPE_DEFAULT", site, "kernel type %d was declared before as %d", int(type), expected);
     const Core& me = core();
-    if (!takes_part(type, me.kind == CoreKind::kCube ? kCube : me.sub_block)) leave();
+    if (!takes_part(type, me.kind == CoreKind::kCube ? kCubeInBlock : me.sub_block)) leave();
 }
 
 void Launch::wait(std::string waits_for, std::function<bool()> unblocked) {
@@ -223,7 +215,7 @@ void Launch::meet(Rendezvous& meeting, int generation, int cores, const Clock& c
 int Launch::cores_in_launch(bool vector, bool cube) const {
     const int type = type_;
     int cores = 0;
-    for (int c = 0; c < kCoresPerBlock; ++c) cores += takes_part(type, c) && (c == kCube ? cube : vector);
+    for (int c = 0; c < kCoresPerBlock; ++c) cores += takes_part(type, c) && (c == kCubeInBlock ? cube : vector);
     return cores * int(options_.blocks);
 }
 
@@ -235,9 +227,9 @@ std::unique_ptr<BlockRun> Launch::new_block() {
         block->fibers[c].block = block.get();
         Core& core = block->fibers[c].core;
         core.fiber = &block->fibers[c];
-        core.kind = c == kCube ? CoreKind::kCube : CoreKind::kVector;
+        core.kind = c == kCubeInBlock ? CoreKind::kCube : CoreKind::kVector;
         core.block = number;
-        core.sub_block = c == kCube ? 0 : c;
+        core.sub_block = c == kCubeInBlock ? 0 : c;
         core.number = int(number) * kCoresPerBlock + c;
         core.launch = this;
         core.monitor = monitor_.get();
@@ -289,7 +281,7 @@ void Launch::check_block_end(BlockRun& block) {
         for (int flag = 0; flag < kCrossCoreFlags; ++flag) {
             const size_t unused = fiber.flags.ready[flag].size();
             if (unused)
-                record_error(std::string(options_.kernel) + ", " + core_name(fiber.core) + ": flag " + std::to_string(flag) + " was set " +
+                record_error(std::string(options_.kernel) + ", " + core_name(fiber.core.number) + ": flag " + std::to_string(flag) + " was set " +
                              std::to_string(unused) + " times more than waited for, last at " + describe(fiber.flags.last_set[flag]) +
                              ": CrossCoreWaitFlag is missing");
         }
@@ -313,7 +305,7 @@ void Launch::wait_for_release(int number, const std::deque<std::unique_ptr<Block
     for (const auto& block : blocks)
         for (const CoreFiber& fiber : block->fibers)
             if (fiber.state == CoreFiber::kBlocked && waiting.size() < kLongestReport)
-                waiting += "\n  " + core_name(fiber.core) + " waits for " + fiber.waits_for;
+                waiting += "\n  " + core_name(fiber.core.number) + " waits for " + fiber.waits_for;
     ++idle_;
     check_deadlock();
     progress_.wait(lock, [&] { return releases_ != seen || stopped_; });
@@ -368,7 +360,7 @@ void fail(const char* function, Site site, const char* format, ...) {
     std::vsnprintf(text, sizeof(text), format, values);
     va_end(values);
     Launch& launch = *core().launch;
-    launch.record_error(std::string(launch.options_.kernel) + ", " + core_name(core()) + ": " + function + " at " + describe(site) + ": " + text);
+    launch.record_error(std::string(launch.options_.kernel) + ", " + core_name(core().number) + ": " + function + " at " + describe(site) + ": " + text);
     launch.leave();
 }
 
@@ -394,7 +386,7 @@ void require_cross_core(const char* function, Site site) {
 
 void release(CoreFiber& to, uint16_t flag, const Clock& clock, Site site) {
     if (to.flags.ready[flag].size() >= kCrossCoreFlagMax)
-        fail("CrossCoreSetFlag", site, "flag %d of %s was set more than %d times without a wait", int(flag), core_name(to.core).c_str(),
+        fail("CrossCoreSetFlag", site, "flag %d of %s was set more than %d times without a wait", int(flag), core_name(to.core.number).c_str(),
              kCrossCoreFlagMax);
     to.flags.ready[flag].push_back(clock);
     to.flags.last_set[flag] = site;
@@ -411,7 +403,7 @@ void set_by_vector_core(CoreFiber& me, int mode, uint16_t flag, const Clock& clo
     Monitor::join(both, second.front());
     first.pop_front();
     second.pop_front();
-    if (mode == 2) return release(fibers[kCube], flag, both, site);
+    if (mode == 2) return release(fibers[kCubeInBlock], flag, both, site);
     for (int v = 0; v < kVectorCores; ++v) release(fibers[v], flag, both, site);
 }
 
