@@ -5,8 +5,8 @@
 //   L0C  NZ: fractal (mi, ni) at ni * M1 + mi, rows of n inside       M1, K1, N1: m, k, n in sixteens, rounded up
 #pragma once
 #include "instruction.h"
+#include "panel_product.h"
 #include "params.h"
-#include "sums.h"
 
 namespace ascendc_host {
 
@@ -91,19 +91,45 @@ inline void unpack_panels(float* panels, const T* l0b, uint32_t k, uint32_t n, u
     }
 }
 
+// Powers of two that bound the values that are not zero: largest <= |x| rounded up, and the last bit of the smallest.
+struct Magnitudes {
+    int32_t largest = -1000, last_bit = 1000;
+};
+
+inline Magnitudes magnitudes(const bfloat16_t* values, uint64_t count) {
+    constexpr int32_t kMantissaBits = 7, kBias = 127;
+    int32_t high = 0, low = 255;  // exponent fields; 255 is infinity or NaN
+    for (uint64_t i = 0; i < count; ++i) {
+        const int32_t field = values[i].bits >> kMantissaBits & 0xFF, normal = field > 1 ? field : 1;
+        high = normal > high ? normal : high;
+        const int32_t unless_zero = (values[i].bits & 0x7FFF) ? normal : 255;
+        low = unless_zero < low ? unless_zero : low;
+    }
+    return {high - kBias + 1, low - kBias - kMantissaBits};
+}
+
+// Products of halves are always exact in fp32. Products of bfloat16 are, unless they overflow or have bits below 2^-149.
+inline bool products_are_exact(const half*, uint64_t, const half*, uint64_t) { return true; }
+inline bool products_are_exact(const bfloat16_t* a, uint64_t a_count, const bfloat16_t* b, uint64_t b_count) {
+    const Magnitudes x = magnitudes(a, a_count), y = magnitudes(b, b_count);
+    return x.largest + y.largest <= 127 && x.last_bit + y.last_bit >= -149;
+}
+
 template <typename U>
 inline void multiply(float* l0c, const U* l0a, const U* l0b, const AscendC::MmadParams& p) {
     const uint32_t m1 = in_fractals(p.m), n1 = in_fractals(p.n), padded_k = in_fractals(p.k) * kFractal;
     const megatron_ext::MmadOrder order = megatron_ext::MmadOrder(mmad_order());
     // A zero product added to -0 would give +0, so the sequential order stops at k.
     const uint32_t length = order == megatron_ext::kGroups16 ? padded_k : p.k;
+    const bool exact = products_are_exact(l0a, uint64_t(m1) * kFractal * padded_k, l0b, uint64_t(n1) * kFractal * padded_k);
     CubeScratch& scratch = cube_scratch();
     unpack_rows(scratch.a, l0a, p.m, p.k, padded_k);
     unpack_panels(scratch.panels, l0b, p.k, p.n, padded_k);
     for (uint32_t ni = 0; ni < n1; ++ni) {
         float* c = l0c + uint64_t(ni) * m1 * kFractalElements;
         if (p.cmatrixInitVal) std::memset(c, 0, uint64_t(p.m) * kFractal * sizeof(float));
-        megatron_ext::contract_rows(order, scratch.a, padded_k, p.m, scratch.panels + uint64_t(ni) * padded_k * kFractal, length, c, kFractal);
+        const PanelProduct product = {scratch.a, padded_k, scratch.panels + uint64_t(ni) * padded_k * kFractal, length, c};
+        add_panel_product(exact, order, product, p.m);
     }
 }
 

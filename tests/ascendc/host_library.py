@@ -9,19 +9,15 @@ import pathlib
 import torch
 
 from ascendc_kernels.host_model import build
-from megatron_ext.ops.build import VARIANT_FLAGS
+from ascendc_kernels.host_model.build import runnable_variants
+
+__all__ = ["KernelError", "Library", "library", "runnable_variants"]
 
 KERNELS = pathlib.Path(__file__).parent / "kernels"
 BUILD_DIR = pathlib.Path(__file__).parent / "build"
-VARIANTS = sorted(VARIANT_FLAGS)
 # Flavours as the tests build them. The bits of a flavour do not depend on its optimisation level.
 OPTIMISE = {"fast": "-O2", "checked": "-O0"}
 VECTORISE = ("-ftree-vectorize",)
-
-
-def runnable_variants() -> list[str]:
-    flags = pathlib.Path("/proc/cpuinfo").read_text() if pathlib.Path("/proc/cpuinfo").exists() else ""
-    return [variant for variant in VARIANTS if variant == "portable" or f" {variant}" in flags]
 
 
 class Case(ctypes.Structure):
