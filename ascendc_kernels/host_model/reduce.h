@@ -26,6 +26,10 @@ static_assert(kFloatsPerRepeat == megatron_ext::kRowSumBlock, "row_sum of the or
 
 // Lanes of one repeat, gathered through the block stride; masked lanes are +0.
 inline void gather_repeat(float* lanes, const float* src, const RepeatPlan& plan, Stride stride, uint32_t repeat) {
+    if (plan.full() && stride.block == 1) {
+        std::memcpy(lanes, lane_address(src, stride, repeat, 0), kRepeatBytes);
+        return;
+    }
     for (uint32_t lane = 0; lane < plan.lanes; ++lane)
         lanes[lane] = plan.mask_of(repeat).has(lane) ? *lane_address(src, stride, repeat, lane) : 0.0f;
 }
@@ -79,9 +83,11 @@ using IndexBits = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
 
 template <typename T>
 struct Maximum {
-    T value;
-    uint32_t index;
+    T value = T(0);
+    uint32_t index = 0;
     bool found = false;
+    Maximum() = default;
+    Maximum(T value_in, uint32_t index_in, bool found_in) : value(value_in), index(index_in), found(found_in) {}
     void offer(T candidate, uint32_t at) {
         if (found && !(Wide<T>(candidate) > Wide<T>(value)) && Wide<T>(candidate) == Wide<T>(candidate)) return;
         if (found && Wide<T>(value) != Wide<T>(value)) return;  // the first NaN stays
@@ -90,6 +96,23 @@ struct Maximum {
         found = true;
     }
 };
+
+// The same for contiguous elements: the value in lanes first, then the first place where it stands.
+template <typename T>
+inline Maximum<T> first_maximum(const T* values, uint32_t count) {
+    constexpr uint32_t kTogether = 16;
+    Wide<T> best[kTogether];
+    for (Wide<T>& lane : best) lane = Wide<T>(values[0]);
+    uint32_t i = 0;
+    for (; i + kTogether <= count; i += kTogether)
+        for (uint32_t l = 0; l < kTogether; ++l) best[l] = MaxOp()(Wide<T>(values[i + l]), best[l]);
+    for (; i < count; ++i) best[0] = MaxOp()(Wide<T>(values[i]), best[0]);
+    for (uint32_t l = 1; l < kTogether; ++l) best[0] = MaxOp()(best[l], best[0]);
+    const bool is_nan = best[0] != best[0];
+    uint32_t at = 0;
+    while (is_nan ? Wide<T>(values[at]) == Wide<T>(values[at]) : Wide<T>(values[at]) != best[0]) ++at;
+    return {values[at], at, true};
+}
 
 // An index is stored as the bits of an element.
 template <typename T>
@@ -130,8 +153,11 @@ inline void whole_maximum(const AscendC::LocalTensor<T>& dst, const AscendC::Loc
     for (uint32_t r = 0; r < plan.repeats; ++r) instruction.write("dst", dst, uint64_t(r) * dst_stride * bytes, bytes);
     for (uint32_t r = 0; r < plan.repeats; ++r) {
         Maximum<T> maximum;
-        for (uint32_t lane = 0; lane < plan.lanes; ++lane)
-            if (plan.mask_of(r).has(lane)) maximum.offer(*lane_address(src.host_data(), stride, r, lane), lane);
+        if (plan.full() && stride.block == 1)
+            maximum = first_maximum(lane_address(src.host_data(), stride, r, 0), plan.lanes);
+        else
+            for (uint32_t lane = 0; lane < plan.lanes; ++lane)
+                if (plan.mask_of(r).has(lane)) maximum.offer(*lane_address(src.host_data(), stride, r, lane), lane);
         store_maximum(reinterpret_cast<T*>(reinterpret_cast<uint8_t*>(dst.host_data()) + uint64_t(r) * dst_stride * bytes), maximum, order);
     }
 }
@@ -206,8 +232,8 @@ inline void ReduceMax(const LocalTensor<T>& dst, const LocalTensor<T>& src, cons
     instruction.operand("dst", dst, in(Memory::kUb), sizeof(T));
     instruction.write("sharedTmpBuffer", sharedTmpBuffer, 0, scratch);
     instruction.write("dst", dst, 0, (calIndex ? 2 : 1) * sizeof(T));
-    Maximum<T> maximum;
-    for (int32_t i = 0; i < count; ++i) maximum.offer(src.host_data()[i], uint32_t(i));
+    if (count < 1) return;
+    const Maximum<T> maximum = first_maximum(src.host_data(), uint32_t(count));
     store_maximum(dst.host_data(), maximum, calIndex ? ReduceOrder::ORDER_VALUE_INDEX : ReduceOrder::ORDER_ONLY_VALUE);
 }
 

@@ -62,24 +62,39 @@ inline bool is_dense(Stride stride) { return stride.block == 1 && stride.repeat 
 
 // One DataBlock. Loads come before stores, so that the compiler needs no proof that operands are apart.
 template <typename T, typename Op>
-inline void apply_block(T* dst, const T* a, const T* b, uint32_t bits, Op op) {
+inline void apply_whole_block(T* dst, const T* a, const T* b, Op op) {
     constexpr uint32_t kLanes = kBlockBytes / sizeof(T);
     T x[kLanes], y[kLanes], z[kLanes];
-    if (bits == (1u << kLanes) - 1) {
-        std::memcpy(x, a, kBlockBytes);
-        std::memcpy(y, b, kBlockBytes);
-        for (uint32_t l = 0; l < kLanes; ++l) z[l] = T(op(Wide<T>(x[l]), Wide<T>(y[l])));
-        std::memcpy(dst, z, kBlockBytes);
-        return;
-    }
+    std::memcpy(x, a, kBlockBytes);
+    std::memcpy(y, b, kBlockBytes);
+    for (uint32_t l = 0; l < kLanes; ++l) z[l] = T(op(Wide<T>(x[l]), Wide<T>(y[l])));
+    std::memcpy(dst, z, kBlockBytes);
+}
+
+template <typename T, typename Op>
+inline void apply_block(T* dst, const T* a, const T* b, uint32_t bits, Op op) {
+    constexpr uint32_t kLanes = kBlockBytes / sizeof(T);
+    if (bits == (1u << kLanes) - 1) return apply_whole_block(dst, a, b, op);
     for (uint32_t l = 0; l < kLanes; ++l)
         if (bits >> l & 1) dst[l] = T(op(Wide<T>(a[l]), Wide<T>(b[l])));
+}
+
+// All lanes of all repeats.
+template <typename T, typename Op>
+inline void apply_strided(T* dst, const T* a, const T* b, uint32_t repeats, Stride dst_stride, Stride a_stride, Stride b_stride, Op op) {
+    constexpr uint32_t kLanes = kBlockBytes / sizeof(T), kBlocks = kRepeatBytes / kBlockBytes;
+    for (uint32_t r = 0; r < repeats; ++r)
+        for (uint32_t block = 0; block < kBlocks; ++block)
+            apply_whole_block(dst + uint64_t(r * dst_stride.repeat + block * dst_stride.block) * kLanes,
+                              a + uint64_t(r * a_stride.repeat + block * a_stride.block) * kLanes,
+                              b + uint64_t(r * b_stride.repeat + block * b_stride.block) * kLanes, op);
 }
 
 template <typename T, typename Op>
 inline void apply_binary(T* dst, const T* a, const T* b, const RepeatPlan& plan, Stride dst_stride, Stride a_stride, Stride b_stride, Op op) {
     if (plan.full() && is_dense(dst_stride) && is_dense(a_stride) && is_dense(b_stride))
         return apply_flat(dst, a, b, plan.repeats * plan.lanes, op);
+    if (plan.full()) return apply_strided(dst, a, b, plan.repeats, dst_stride, a_stride, b_stride, op);
     constexpr uint32_t kLanes = kBlockBytes / sizeof(T);
     for (uint32_t r = 0; r < plan.repeats; ++r)
         for (uint32_t first = 0; first < plan.lanes; first += kLanes)

@@ -1,5 +1,7 @@
 """Loading, Mmad and Fixpipe against reference/sums.py, in both orders of addition, every variant and thread count."""
 
+import math
+
 import pytest
 import torch
 from host_library import library, runnable_variants
@@ -97,3 +99,24 @@ def test_threads_do_not_show(variant):
         expected = contract(a.float(), b.float(), order)
         for threads in (1, 2, 4):
             assert torch.equal(run(fast, a, b, order=order, threads=threads), expected)
+
+
+def equal_or_both_nan(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return torch.equal(x.nan_to_num(nan=12345.0, posinf=math.inf, neginf=-math.inf), y.nan_to_num(nan=12345.0, posinf=math.inf, neginf=-math.inf))
+
+
+@pytest.mark.parametrize("order", MMAD_ORDERS)
+@pytest.mark.parametrize("scale", [2.0**-70, 2.0**-66, 2.0**63, 2.0**64])
+def test_products_that_fp32_cannot_hold(lib, scale, order):
+    """Below 2^-149 and above 2^128 a fused multiply-add is not a multiplication and an addition: the model must not use it there."""
+    generator = torch.Generator().manual_seed(11)
+    a = (torch.randn(24, 32, generator=generator) * scale).bfloat16()
+    b = (torch.randn(32, 16, generator=generator) * scale).bfloat16()
+    assert equal_or_both_nan(run(lib, a, b, order=order), contract(a.float(), b.float(), order))
+
+
+@pytest.mark.parametrize("order", MMAD_ORDERS)
+def test_infinities_and_nan(lib, order):
+    a, b = cancelling(16, 32, torch.bfloat16, 12), cancelling(32, 16, torch.bfloat16, 13)
+    a[3, 4], a[5, 6], b[7, 8] = math.inf, -math.inf, math.nan
+    assert equal_or_both_nan(run(lib, a, b, order=order), contract(a.float(), b.float(), order))
