@@ -70,9 +70,9 @@ def run_compiler(arguments: Sequence[str], target: pathlib.Path) -> None:
     unfinished.rename(target)
 
 
-def build_runtime(build_dir: pathlib.Path) -> list[pathlib.Path]:
+def build_runtime(build_dir: pathlib.Path, optimise: str) -> list[pathlib.Path]:
     """Objects of the scheduler, the queues and the monitor. They hold no arithmetic: one build serves every flavour and variant."""
-    flags = ("-O1", "-c")
+    flags = (optimise, "-c")
     objects = []
     for source in runtime_sources():
         target = build_dir / f"{source.stem}-{stamp(flags, [source, *headers()])}.o"
@@ -88,15 +88,16 @@ def build(
     flavour: str = "fast",
     variant: str = "portable",
     optimise: str = "-O3",
+    optimise_runtime: str = "-O2",
     extra_flags: Sequence[str] = (),
 ) -> pathlib.Path:
     """The library of `sources`. Safe when several processes call it at once."""
     flags = (optimise, "-shared", *FLAVOUR_FLAGS[flavour], *VARIANT_FLAGS[variant], *EXTRA_VARIANT_FLAGS[variant], *extra_flags)
     build_dir.mkdir(parents=True, exist_ok=True)
     name = f"{sources[0].stem}-{flavour}-{variant}"
-    target = build_dir / f"{name}-{stamp(flags, [*sources, *runtime_sources(), *headers()])}.so"
+    target = build_dir / f"{name}-{stamp([*flags, optimise_runtime], [*sources, *runtime_sources(), *headers()])}.so"
     with open(build_dir / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
-            run_compiler([*flags, *map(str, sources), *map(str, build_runtime(build_dir))], target)
+            run_compiler([*flags, *map(str, sources), *map(str, build_runtime(build_dir, optimise_runtime))], target)
     return target

@@ -60,34 +60,40 @@ inline void apply_flat(T* dst, const T* a, uint32_t count, Op op) {
 
 inline bool is_dense(Stride stride) { return stride.block == 1 && stride.repeat == 8; }
 
-// One DataBlock. Loads come before stores, so that the compiler needs no proof that operands are apart.
-template <typename T, typename Op>
-inline void apply_whole_block(T* dst, const T* a, const T* b, Op op) {
-    constexpr uint32_t kLanes = kBlockBytes / sizeof(T);
-    T x[kLanes], y[kLanes], z[kLanes];
-    std::memcpy(x, a, kBlockBytes);
-    std::memcpy(y, b, kBlockBytes);
-    for (uint32_t l = 0; l < kLanes; ++l) z[l] = T(op(Wide<T>(x[l]), Wide<T>(y[l])));
-    std::memcpy(dst, z, kBlockBytes);
-}
-
 template <typename T, typename Op>
 inline void apply_block(T* dst, const T* a, const T* b, uint32_t bits, Op op) {
-    constexpr uint32_t kLanes = kBlockBytes / sizeof(T);
-    if (bits == (1u << kLanes) - 1) return apply_whole_block(dst, a, b, op);
-    for (uint32_t l = 0; l < kLanes; ++l)
+    for (uint32_t l = 0; l < kBlockBytes / sizeof(T); ++l)
         if (bits >> l & 1) dst[l] = T(op(Wide<T>(a[l]), Wide<T>(b[l])));
+}
+
+// The lanes of one repeat side by side: where they lie, or copied to `room`.
+template <typename T>
+inline const T* dense_lanes(const T* src, Stride stride, uint32_t repeat, T* room) {
+    constexpr uint32_t kLanes = kBlockBytes / sizeof(T), kBlocks = kRepeatBytes / kBlockBytes;
+    const T* first = lane_address(src, stride, repeat, 0);
+    if (stride.block == 1) return first;
+    for (uint32_t block = 0; block < kBlocks; ++block)
+        std::memcpy(room + block * kLanes, first + uint64_t(block) * stride.block * kLanes, kBlockBytes);
+    return room;
+}
+
+template <typename T>
+inline void spread_lanes(T* dst, Stride stride, uint32_t repeat, const T* lanes) {
+    constexpr uint32_t kLanes = kBlockBytes / sizeof(T), kBlocks = kRepeatBytes / kBlockBytes;
+    T* first = lane_address(dst, stride, repeat, 0);
+    for (uint32_t block = 0; block < kBlocks; ++block)
+        std::memcpy(first + uint64_t(block) * stride.block * kLanes, lanes + block * kLanes, kBlockBytes);
 }
 
 // All lanes of all repeats.
 template <typename T, typename Op>
 inline void apply_strided(T* dst, const T* a, const T* b, uint32_t repeats, Stride dst_stride, Stride a_stride, Stride b_stride, Op op) {
-    constexpr uint32_t kLanes = kBlockBytes / sizeof(T), kBlocks = kRepeatBytes / kBlockBytes;
-    for (uint32_t r = 0; r < repeats; ++r)
-        for (uint32_t block = 0; block < kBlocks; ++block)
-            apply_whole_block(dst + uint64_t(r * dst_stride.repeat + block * dst_stride.block) * kLanes,
-                              a + uint64_t(r * a_stride.repeat + block * a_stride.block) * kLanes,
-                              b + uint64_t(r * b_stride.repeat + block * b_stride.block) * kLanes, op);
+    constexpr uint32_t kLanes = kRepeatBytes / sizeof(T);
+    T x_room[kLanes], y_room[kLanes], z[kLanes];
+    for (uint32_t r = 0; r < repeats; ++r) {
+        apply_flat(z, dense_lanes(a, a_stride, r, x_room), dense_lanes(b, b_stride, r, y_room), kLanes, op);
+        spread_lanes(dst, dst_stride, r, z);
+    }
 }
 
 template <typename T, typename Op>

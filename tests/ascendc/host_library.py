@@ -11,13 +11,12 @@ import torch
 from ascendc_kernels.host_model import build
 from ascendc_kernels.host_model.build import runnable_variants
 
-__all__ = ["KernelError", "Library", "library", "runnable_variants"]
+__all__ = ["BUILD_DIR", "KERNELS", "KernelError", "Library", "build_library", "library", "runnable_variants"]
 
 KERNELS = pathlib.Path(__file__).parent / "kernels"
 BUILD_DIR = pathlib.Path(__file__).parent / "build"
 # Flavours as the tests build them. The bits of a flavour do not depend on its optimisation level.
 OPTIMISE = {"fast": "-O2", "checked": "-O0"}
-VECTORISE = ("-ftree-vectorize",)
 
 
 class Case(ctypes.Structure):
@@ -73,7 +72,11 @@ class Library:
         return out
 
 
+def build_library(source: pathlib.Path, flavour: str, variant: str, optimise: str) -> Library:
+    vectorise = ("-ftree-vectorize",) if flavour == "fast" else ()
+    return Library(build.build([source], BUILD_DIR, flavour, variant, optimise, "-O0", vectorise))
+
+
 @functools.cache
 def library(source: str, flavour: str, variant: str = "portable") -> Library:
-    return Library(build.build([KERNELS / source], BUILD_DIR, flavour, variant, OPTIMISE[flavour], VECTORISE if flavour == "fast" else ()))
-
+    return build_library(KERNELS / source, flavour, variant, OPTIMISE[flavour])

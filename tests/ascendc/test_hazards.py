@@ -10,9 +10,7 @@ import re
 
 import pytest
 import torch
-from host_library import BUILD_DIR, KERNELS, KernelError, Library, runnable_variants
-
-from ascendc_kernels.host_model import build
+from host_library import BUILD_DIR, KERNELS, KernelError, Library, build_library, runnable_variants
 
 SYNCHRONISATION = re.compile(
     r"^.*\b(SetFlag|WaitFlag|PipeBarrier|EnQue|DeQue|AllocTensor|FreeTensor|CrossCoreSetFlag|CrossCoreWaitFlag|SyncAll)\b[^;]*;\s*$"
@@ -69,7 +67,7 @@ def mutants(kernel: str, flavour: str = "checked", variant: str = "portable") ->
     text = mutant_source(kernel, deleted)
     if not source.exists() or source.read_text() != text:
         source.write_text(text)
-    return Library(build.build([source], BUILD_DIR, flavour, variant, "-O0" if flavour == "checked" else "-O1"))
+    return build_library(source, flavour, variant, "-O0" if flavour == "checked" else "-O1")
 
 
 def run(kernel: str, deleted: tuple[int, ...] = INTACT, flavour: str = "checked", variant: str = "portable", threads: int = 1):

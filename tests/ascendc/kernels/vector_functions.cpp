@@ -1,12 +1,13 @@
-// Every modelled vector function in every form. p[0] is the count or the mask, then repeats and strides.
+// Every modelled vector function. All of them share the code of their forms, so each form is tried with one of them. p[0] is the count or the mask, then repeats and strides.
 #include "harness.h"
 
-#define BINARY(NAME, SUFFIX, T)                                                                                               \
-    VECTOR_CASE(NAME##_##SUFFIX, NAME(o.out<T>(), o.in<T>(0), o.in<T>(1), o.p(0)))                                            \
-    VECTOR_CASE(NAME##_mask_##SUFFIX, NAME(o.out<T>(), o.in<T>(0), o.in<T>(1), uint64_t(o.p(0)), o.p(1), o.binary(2)))        \
-    VECTOR_CASE(NAME##_bits_##SUFFIX, uint64_t bits[2] = {uint64_t(o.c->p[10]), uint64_t(o.c->p[11])};                        \
-                NAME(o.out<T>(), o.in<T>(0), o.in<T>(1), bits, o.p(1), o.binary(2)))                                          \
-    VECTOR_CASE(NAME##_inplace_##SUFFIX, NAME(o.out<T>(), o.out<T>(), o.in<T>(1), o.p(0)))
+#define BINARY(NAME, SUFFIX, T) VECTOR_CASE(NAME##_##SUFFIX, NAME(o.out<T>(), o.in<T>(0), o.in<T>(1), o.p(0)))
+#define BINARY_IN_PLACE(NAME) VECTOR_CASE(NAME##_inplace_f32, NAME(o.out<float>(), o.out<float>(), o.in<float>(1), o.p(0)))
+#define BINARY_MASK(NAME, SUFFIX, T) \
+    VECTOR_CASE(NAME##_mask_##SUFFIX, NAME(o.out<T>(), o.in<T>(0), o.in<T>(1), uint64_t(o.p(0)), o.p(1), o.binary(2)))
+#define BINARY_BITS(NAME, SUFFIX, T)                                                                        \
+    VECTOR_CASE(NAME##_bits_##SUFFIX, uint64_t bits[2] = {uint64_t(o.c->p[10]), uint64_t(o.c->p[11])};      \
+                NAME(o.out<T>(), o.in<T>(0), o.in<T>(1), bits, o.p(1), o.binary(2)))
 
 #define ARITHMETIC(SUFFIX, T) BINARY(Add, SUFFIX, T) BINARY(Sub, SUFFIX, T) BINARY(Mul, SUFFIX, T) BINARY(Max, SUFFIX, T) BINARY(Min, SUFFIX, T)
 ARITHMETIC(f32, float)
@@ -14,6 +15,16 @@ ARITHMETIC(f16, half)
 ARITHMETIC(i32, int32_t)
 BINARY(Div, f32, float)
 BINARY(Div, f16, half)
+BINARY_IN_PLACE(Add)
+BINARY_IN_PLACE(Sub)
+BINARY_IN_PLACE(Mul)
+BINARY_IN_PLACE(Div)
+BINARY_IN_PLACE(Max)
+BINARY_IN_PLACE(Min)
+BINARY_MASK(Add, f32, float)
+BINARY_MASK(Add, f16, half)
+BINARY_BITS(Add, f32, float)
+BINARY_BITS(Mul, f16, half)
 
 #define SCALAR(NAME, SUFFIX, T)                                                                                             \
     VECTOR_CASE(NAME##_##SUFFIX, NAME(o.out<T>(), o.in<T>(0), o.scalar<T>(), o.p(0)))                                       \
