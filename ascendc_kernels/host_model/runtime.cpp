@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -53,8 +52,8 @@ uint8_t* take_arena() {
 
 // Flags of one core. Sets that need both vector cores are collected in `arrived` until the partner has set too.
 struct CrossCoreFlags {
-    std::deque<Clock> ready[kCrossCoreFlags];                 // one per set that may be waited for
-    std::deque<Clock> arrived[2][kCrossCoreFlags];            // by mode 1 and mode 2
+    std::vector<Clock> ready[kCrossCoreFlags];                 // one per set that may be waited for
+    std::vector<Clock> arrived[2][kCrossCoreFlags];            // by mode 1 and mode 2
     int group_sets[kCrossCoreFlags] = {}, group_waits[kCrossCoreFlags] = {};  // mode 0
     Site last_set[kCrossCoreFlags] = {};
 };
@@ -128,7 +127,7 @@ class Launch {
     bool run_fiber(CoreFiber& fiber, int number);
     void start_fiber(CoreFiber& fiber);
     void check_block_end(BlockRun& block);
-    void wait_for_release(int number, const std::deque<std::unique_ptr<BlockRun>>& blocks, uint64_t seen);
+    void wait_for_release(int number, const std::vector<std::unique_ptr<BlockRun>>& blocks, uint64_t seen);
     void check_deadlock();
     std::unique_ptr<BlockRun> new_block();
     static void run_body(void* fiber);
@@ -297,7 +296,7 @@ void Launch::check_deadlock() {
     progress_.notify_all();
 }
 
-void Launch::wait_for_release(int number, const std::deque<std::unique_ptr<BlockRun>>& blocks, uint64_t seen) {
+void Launch::wait_for_release(int number, const std::vector<std::unique_ptr<BlockRun>>& blocks, uint64_t seen) {
     std::unique_lock<std::mutex> lock(mutex_);
     if (releases_ != seen || stopped_) return;
     std::string& waiting = waiting_[number];
@@ -313,7 +312,7 @@ void Launch::wait_for_release(int number, const std::deque<std::unique_ptr<Block
 }
 
 void Launch::work(int number) {
-    std::deque<std::unique_ptr<BlockRun>> blocks;
+    std::vector<std::unique_ptr<BlockRun>> blocks;
     while (!stopped_) {
         const uint64_t seen = releases();
         bool ran = false;
@@ -360,7 +359,8 @@ void fail(const char* function, Site site, const char* format, ...) {
     std::vsnprintf(text, sizeof(text), format, values);
     va_end(values);
     Launch& launch = *core().launch;
-    launch.record_error(std::string(launch.options_.kernel) + ", " + core_name(core().number) + ": " + function + " at " + describe(site) + ": " + text);
+    const std::string place = core_name(core().number) + ": " + function + " at " + describe(site);
+    launch.record_error(std::string(launch.options_.kernel) + ", " + place + ": " + text);
     launch.leave();
 }
 
@@ -401,8 +401,8 @@ void set_by_vector_core(CoreFiber& me, int mode, uint16_t flag, const Clock& clo
     if (first.empty() || second.empty()) return;
     Clock both = first.front();
     Monitor::join(both, second.front());
-    first.pop_front();
-    second.pop_front();
+    first.erase(first.begin());
+    second.erase(second.begin());
     if (mode == 2) return release(fibers[kCubeInBlock], flag, both, site);
     for (int v = 0; v < kVectorCores; ++v) release(fibers[v], flag, both, site);
 }
@@ -443,7 +443,7 @@ void cross_core_wait(uint16_t flag, Site site) {
     Clock clock;
     if (!me.flags.ready[flag].empty()) {
         clock = me.flags.ready[flag].front();
-        me.flags.ready[flag].pop_front();
+        me.flags.ready[flag].erase(me.flags.ready[flag].begin());
     } else {
         const int generation = me.flags.group_waits[flag]++;
         if (me.core.monitor) clock = group.clocks[generation];

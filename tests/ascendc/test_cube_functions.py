@@ -120,3 +120,28 @@ def test_infinities_and_nan(lib, order):
     a, b = cancelling(16, 32, torch.bfloat16, 12), cancelling(32, 16, torch.bfloat16, 13)
     a[3, 4], a[5, 6], b[7, 8] = math.inf, -math.inf, math.nan
     assert equal_or_both_nan(run(lib, a, b, order=order), contract(a.float(), b.float(), order))
+
+
+def read_back(src: torch.Tensor, params: list[int], fractal: int) -> torch.Tensor:
+    """Two fractals of L1, one below the other, after DataCopy to NZ."""
+    out = torch.zeros(32, 16)
+    identity = torch.eye(16, dtype=torch.float16)
+    library("nz.cpp", "fast", runnable_variants()[0]).run("run_read_back", src, identity, out, torch.tensor([*params, fractal]))
+    return out
+
+
+def test_matrices_side_by_side_in_nz():
+    """Two matrices of 16 x 23 with rows of 32; the second goes 16 rows below the first, and the last block ends in zeros."""
+    src = torch.arange(2 * 16 * 32).view(2, 16, 32).half()
+    params = [2, 16, 23, 16 * 32, 32, 32, 1, 16 * 16]
+    assert torch.equal(read_back(src, params, 0), src[:, :, :16].reshape(32, 16).float())
+    second = torch.zeros(2, 16, 16)
+    second[:, :, :7] = src[:, :, 16:23].float()
+    assert torch.equal(read_back(src, params, 2), second.view(32, 16))
+
+
+def test_rows_apart_in_nz():
+    """Every second row of the destination, matrix after matrix."""
+    src = torch.arange(2 * 16 * 16).view(2, 16, 16).half()
+    interleaved = read_back(src, [2, 16, 16, 256, 16, 32, 2, 16], 0).view(16, 2, 16)
+    assert torch.equal(interleaved.transpose(0, 1), src.float())

@@ -51,8 +51,10 @@ VECTOR(reduce_repeat_256, ZEROED(a, 128); WholeReduceSum(a, a, 64, 256, 0, 1, 0)
 VECTOR(mask_65, ZEROED(a, 128); Adds(a, a, 1.0f, uint64_t(65), 1, UnaryRepeatParams()))
 VECTOR(mask_bits_too_high, ZEROED(a, 128); uint64_t bits[2] = {1, 1}; Adds(a, a, 1.0f, bits, 1, UnaryRepeatParams()))
 VECTOR(cut_tree, ZEROED(a, 128); ZEROED(b, 64); ReduceSum(b, a, b, 65))
-VECTOR(odd_compare, ZEROED(a, 128); BUFFER(m, VECCALC, 32); LocalTensor<uint8_t> bits = m.Get<uint8_t>(); Compares(bits, a, 0.0f, CMPMODE::LT, 63))
-VECTOR(cast_none_to_bf16, ZEROED(a, 64); BUFFER(h, VECCALC, 128); LocalTensor<bfloat16_t> out = h.Get<bfloat16_t>(); Cast(out, a, RoundMode::CAST_NONE, 64))
+VECTOR(odd_compare, ZEROED(a, 128); BUFFER(m, VECCALC, 32); LocalTensor<uint8_t> bits = m.Get<uint8_t>();
+       Compares(bits, a, 0.0f, CMPMODE::LT, 63))
+VECTOR(cast_none_to_bf16, ZEROED(a, 64); BUFFER(h, VECCALC, 128); LocalTensor<bfloat16_t> out = h.Get<bfloat16_t>();
+       Cast(out, a, RoundMode::CAST_NONE, 64))
 VECTOR(event_id_8, SetFlag<HardEvent::MTE2_V>(8))
 CUBE(gemv, BUFFER(a, A2, 512); BUFFER(b, B2, 512); BUFFER(c, CO1, 1024); LocalTensor<half> l = a.Get<half>(); LocalTensor<half> r = b.Get<half>();
      LocalTensor<float> out = c.Get<float>(); Mmad(out, l, r, MmadParams(1, 16, 16, 0, false, true)))
@@ -60,7 +62,8 @@ CUBE(mmad_from_l1, BUFFER(a, A1, 512); BUFFER(b, B2, 512); BUFFER(c, CO1, 1024);
      LocalTensor<half> r = b.Get<half>(); LocalTensor<float> out = c.Get<float>(); Mmad(out, l, r, MmadParams(16, 16, 16, 0, false, true)))
 CUBE(mmad_beyond_l0c, BUFFER(a, A2, 1024); BUFFER(b, B2, 512); BUFFER(c, CO1, 1024); LocalTensor<half> l = a.Get<half>();
      LocalTensor<half> r = b.Get<half>(); LocalTensor<float> out = c.Get<float>(); Mmad(out, l, r, MmadParams(32, 16, 16, 0, false, true)))
-CUBE(fixpipe_wrong_quant, BUFFER(c, CO1, 1024); GlobalTensor<half> g; g.SetGlobalBuffer((__gm__ half*)gm, 256); LocalTensor<float> in = c.Get<float>();
+CUBE(fixpipe_wrong_quant, BUFFER(c, CO1, 1024); GlobalTensor<half> g; g.SetGlobalBuffer((__gm__ half*)gm, 256);
+     LocalTensor<float> in = c.Get<float>();
      Fixpipe(g, in, FixpipeParamsV220(16, 16, 16, 16, false)))
 CUBE(vector_on_cube, ZEROED(a, 64))
 VECTOR(cube_on_vector, BUFFER(a, A1, 512); BUFFER(b, A2, 512); LocalTensor<half> l = a.Get<half>(); LocalTensor<half> r = b.Get<half>();

@@ -1,4 +1,5 @@
-// Every modelled vector function. All of them share the code of their forms, so each form is tried with one of them. p[0] is the count or the mask, then repeats and strides.
+// Every modelled vector function. All of them share the code of their forms, so each form is tried with one of them.
+// p[0] is the count or the mask, then repeats and strides.
 #include "harness.h"
 
 #define BINARY(NAME, SUFFIX, T) VECTOR_CASE(NAME##_##SUFFIX, NAME(o.out<T>(), o.in<T>(0), o.in<T>(1), o.p(0)))
@@ -62,8 +63,10 @@ VECTOR_CASE(Gather_f16, Gather(o.out<half>(), o.in<half>(0), o.in<uint32_t>(1), 
 VECTOR_CASE(Compare_f32, Compare(o.out<uint8_t>(), o.in<float>(0), o.in<float>(1), CMPMODE(o.p(1)), uint32_t(o.p(0))))
 VECTOR_CASE(Compare_f16, Compare(o.out<uint8_t>(), o.in<half>(0), o.in<half>(1), CMPMODE(o.p(1)), uint32_t(o.p(0))))
 VECTOR_CASE(Compares_f32, Compares(o.out<uint8_t>(), o.in<float>(0), o.scalar<float>(), CMPMODE(o.p(1)), uint32_t(o.p(0))))
-VECTOR_CASE(Select_f32, Select(o.out<float>(), o.in<uint8_t>(2), o.in<float>(0), o.in<float>(1), SELMODE::VSEL_TENSOR_TENSOR_MODE, uint32_t(o.p(0))))
-VECTOR_CASE(Select_scalar_f32, Select(o.out<float>(), o.in<uint8_t>(2), o.in<float>(0), o.scalar<float>(), SELMODE::VSEL_TENSOR_SCALAR_MODE, uint32_t(o.p(0))))
+VECTOR_CASE(Select_f32,
+            Select(o.out<float>(), o.in<uint8_t>(2), o.in<float>(0), o.in<float>(1), SELMODE::VSEL_TENSOR_TENSOR_MODE, uint32_t(o.p(0))))
+VECTOR_CASE(Select_scalar_f32,
+            Select(o.out<float>(), o.in<uint8_t>(2), o.in<float>(0), o.scalar<float>(), SELMODE::VSEL_TENSOR_SCALAR_MODE, uint32_t(o.p(0))))
 
 VECTOR_CASE(ReduceSum_f32, ReduceSum(o.out<float>(), o.in<float>(0), o.in<float>(1), o.p(0)))
 VECTOR_CASE(ReduceMax_f32, ReduceMax(o.out<float>(), o.in<float>(0), o.in<float>(1), o.p(0), o.p(1) != 0))
