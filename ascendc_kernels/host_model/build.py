@@ -17,12 +17,14 @@ from collections.abc import Sequence
 from megatron_ext.ops.build import ORDER_FLAGS, VARIANT_FLAGS, BuildError
 from megatron_ext.ops.build import SOURCE_DIR as NATIVE_DIR
 
+STAMP_LENGTH = 16
 MODEL_DIR = pathlib.Path(__file__).parent
 FLAVOUR_FLAGS = {"fast": (), "checked": ("-DASCENDC_HOST_CHECKED",)}
 # -fno-trapping-math promises that nobody looks at floating-point exception flags; without it comparisons keep loops from vectorising.
-# It changes no value.
+# It changes no value. -Wno-psabi: vectors cross functions of one library only, so their calling convention is nobody else's.
 COMMON_FLAGS = (
-    *("-std=c++17", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+    *("-std=c++17", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"),
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
     *ORDER_FLAGS,
 )
 # -ffp-contract=off keeps the compiler from using FMA by itself; panel_product.h says where it is meant.
@@ -57,7 +59,7 @@ def stamp(flags: Sequence[str], files: Sequence[pathlib.Path]) -> str:
     digest = hashlib.sha256(repr((*COMMON_FLAGS, *flags)).encode())
     for path in files:
         digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()[:STAMP_LENGTH]
 
 
 def run_compiler(arguments: Sequence[str], target: pathlib.Path) -> None:
@@ -67,6 +69,8 @@ def run_compiler(arguments: Sequence[str], target: pathlib.Path) -> None:
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
         raise BuildError(f"{' '.join(command)}\nfailed with exit status {result.returncode}:\n{result.stderr[-6000:]}")
+    for old in target.parent.glob(f"{target.stem.rpartition('-')[0]}-{'[0-9a-f]' * STAMP_LENGTH}{target.suffix}"):
+        old.unlink()
     unfinished.rename(target)
 
 
