@@ -44,16 +44,21 @@ inline float row_sum(Index n, Get get) {
     return total;
 }
 
+struct MultiplyThenAdd {
+    Lanes operator()(float a, Lanes b, Lanes c) const { return c + a * b; }
+};
+
 // c[Rows][16] += a[Rows][L] x panel[L][16]; L is padded with zeros to a multiple of 16.
-template <int Rows>
-inline void contract_block_sequential(const float* a, Index a_stride, const float* panel, Index length, float* c, Index c_stride) {
+template <int Rows, typename MultiplyAdd = MultiplyThenAdd>
+inline void contract_block_sequential(const float* a, Index a_stride, const float* panel, Index length, float* c, Index c_stride,
+                                      MultiplyAdd multiply_add = {}) {
     Lanes acc[Rows][2];
     for (int r = 0; r < Rows; ++r)
         for (int h = 0; h < 2; ++h) acc[r][h] = load(c + r * c_stride + h * kLanes);
     for (Index k = 0; k < length; ++k) {
         const Lanes b[2] = {load(panel + k * kPanel), load(panel + k * kPanel + kLanes)};
         for (int r = 0; r < Rows; ++r)
-            for (int h = 0; h < 2; ++h) acc[r][h] = acc[r][h] + a[r * a_stride + k] * b[h];
+            for (int h = 0; h < 2; ++h) acc[r][h] = multiply_add(a[r * a_stride + k], b[h], acc[r][h]);
     }
     for (int r = 0; r < Rows; ++r)
         for (int h = 0; h < 2; ++h) store(c + r * c_stride + h * kLanes, acc[r][h]);

@@ -59,37 +59,22 @@ inline bool products_are_exact(const Magnitudes& a, const Magnitudes& b) {
 
 #ifdef __FMA__
 constexpr bool kHasFused = true;
-inline Lanes fused(Lanes a, Lanes b, Lanes c) { return Lanes(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(c))); }
+struct FusedMultiplyAdd {
+    Lanes operator()(float a, Lanes b, Lanes c) const { return Lanes(_mm256_fmadd_ps(_mm256_set1_ps(a), __m256(b), __m256(c))); }
+};
 #else
 constexpr bool kHasFused = false;
-inline Lanes fused(Lanes a, Lanes b, Lanes c) { return a * b + c; }  // never called
+using FusedMultiplyAdd = MultiplyThenAdd;  // never asked for
 #endif
-
-template <int Rows, bool Fused>
-inline void sequential_tile(const float* a, Index a_stride, const float* panel, Index length, float* c, Index c_stride) {
-    Lanes acc[Rows][2];
-    for (int r = 0; r < Rows; ++r)
-        for (int h = 0; h < 2; ++h) acc[r][h] = load(c + r * c_stride + h * kLanes);
-    for (Index k = 0; k < length; ++k) {
-        const Lanes b[2] = {load(panel + k * kPanel), load(panel + k * kPanel + kLanes)};
-        for (int r = 0; r < Rows; ++r) {
-            const float value = a[r * a_stride + k];
-            const Lanes x = {value, value, value, value, value, value, value, value};
-            for (int h = 0; h < 2; ++h) acc[r][h] = Fused ? fused(x, b[h], acc[r][h]) : acc[r][h] + x * b[h];
-        }
-    }
-    for (int r = 0; r < Rows; ++r)
-        for (int h = 0; h < 2; ++h) store(c + r * c_stride + h * kLanes, acc[r][h]);
-}
 
 template <int Rows>
 inline void tile(MmadOrder order, bool exact, const float* a, Index a_stride, const float* panel, Index length, float* c, Index c_stride) {
     if (order == kGroups16)
         contract_block_groups16<Rows>(a, a_stride, panel, length, c, c_stride);
     else if (kHasFused && exact)
-        sequential_tile<Rows, kHasFused>(a, a_stride, panel, length, c, c_stride);
+        contract_block_sequential<Rows>(a, a_stride, panel, length, c, c_stride, FusedMultiplyAdd{});
     else
-        sequential_tile<Rows, false>(a, a_stride, panel, length, c, c_stride);
+        contract_block_sequential<Rows>(a, a_stride, panel, length, c, c_stride);
 }
 
 // rows rows, in tiles; no order depends on how they are cut.
