@@ -14,7 +14,7 @@ from megatron_ext.parity import session, show
 from megatron_ext.parity.layout import RolloutLayout, TrainLayout
 from megatron_ext.reduction_order import MMAD_ORDERS, ReductionOrder
 from megatron_ext.rollout.engine import SamplingSpec
-from megatron_ext.train.hf_config import read_hf_config
+from megatron_ext.checkpoint.hf_config import read_hf_config
 
 DEFAULT_LENGTHS = (1, 7, 128, 129, 300, 45, 64, 200)
 

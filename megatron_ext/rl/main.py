@@ -21,7 +21,7 @@ from megatron_ext.rl import trainer
 from megatron_ext.rl.checkpoint import CheckpointError
 from megatron_ext.rl.gate import LogdiffError
 from megatron_ext.rl.rewards import RewardError
-from megatron_ext.train.hf_config import UnsupportedModel
+from megatron_ext.checkpoint.hf_config import UnsupportedModel
 from megatron_ext.weight_digest import DigestMismatch
 from megatron_ext.world import WorkerError
 

@@ -33,7 +33,7 @@ from megatron_ext.rl.sampling import Response, sample, sample_heldout
 from megatron_ext.rl.signals import Interrupted, Signals
 from megatron_ext.rl.summary import SUMMARY_FILE, write_summary
 from megatron_ext.rl.update import Updater
-from megatron_ext.train.hf_config import read_hf_config
+from megatron_ext.checkpoint.hf_config import read_hf_config
 
 HF_FOLDER = "hf"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from megatron_ext.train.hf_config import UnsupportedModel, flags_from_hf
+from megatron_ext.checkpoint.hf_config import UnsupportedModel, flags_from_hf
 
 DENSE = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8,
