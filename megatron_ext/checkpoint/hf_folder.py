@@ -19,6 +19,7 @@ from megatron_ext.checkpoint.tensors import CheckpointError, TensorSpec, row_sla
 
 MAX_FILE_BYTES = 4 << 30
 INDEX_FILE, CONFIG_FILE = "model.safetensors.index.json", "config.json"
+DIGEST_FILE = "digests.json"  # of one folder's tensors: it does not go along
 # Configuration, tokenizer and licence files go along with weights; nothing else does.
 _COMPANION_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".md")
 _COMPANION_NAMES = ("LICENSE", "NOTICE")
@@ -186,7 +187,7 @@ def remove_weights(folder: Path) -> None:
 
 def companions(folder: Path) -> list[Path]:
     """Configuration, tokenizer and licence files of a folder; never weights."""
-    files = sorted(file for file in folder.iterdir() if file.is_file() and not file.name.endswith(".index.json"))
+    files = sorted(file for file in folder.iterdir() if file.is_file() and not file.name.endswith((".index.json", DIGEST_FILE)))
     return [file for file in files if file.suffix in _COMPANION_SUFFIXES or file.name.startswith(_COMPANION_NAMES)]
 
 
