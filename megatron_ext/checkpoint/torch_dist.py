@@ -11,6 +11,7 @@ import io
 import json
 import math
 import pickle
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -295,6 +296,8 @@ def iteration_folder(path: str | Path) -> Path:
 
 def read_common(folder: Path) -> dict[str, Any]:
     """What all ranks share: args, iteration and the like, as Megatron reads it (weights_only)."""
-    from megatron.core.dist_checkpointing.serialization import load_common_state_dict
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about packages that are not needed, and that there is no process group
+        from megatron.core.dist_checkpointing.serialization import load_common_state_dict
 
-    return load_common_state_dict(str(folder))
+        return load_common_state_dict(str(folder))
