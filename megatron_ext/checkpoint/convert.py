@@ -16,12 +16,12 @@ from rich.console import Console
 
 from megatron_ext.checkpoint.folder import HF_COMPANIONS, OpenCheckpoint, open_hf, open_megatron
 from megatron_ext.checkpoint.hf_config import UnsupportedModel, flags_from_hf
-from megatron_ext.checkpoint.hf_folder import DIGEST_FILE, MAX_FILE_BYTES, SafetensorsFolder, copy_companions, write_config, write_safetensors
+from megatron_ext.checkpoint.hf_folder import DIGEST_FILE, MAX_FILE_BYTES, SafetensorsFolder, copy_companions, write_config, write_hf
 from megatron_ext.checkpoint.mapping import ModelShape
 from megatron_ext.checkpoint.megatron_layout import LayoutError, MegatronLayout
 from megatron_ext.checkpoint.meter import PeakMemory, progress
 from megatron_ext.checkpoint.output import whole_folder
-from megatron_ext.checkpoint.tensors import Cast, CheckpointError, LogicalTensors, digests, dtype_name, stream
+from megatron_ext.checkpoint.tensors import Cast, CheckpointError, LogicalTensors, digests, dtype_name
 from megatron_ext.checkpoint.torch_dist import TRACKER_FILE, TorchDistFolder, write_torch_dist
 from megatron_ext.reduction_order import OrderError, ReductionOrder
 from megatron_ext.weight_digest import DigestMismatch, check_equal
@@ -73,17 +73,6 @@ def megatron_to_hf(
         return SafetensorsFolder(folder)
 
     _convert(f"{megatron} to Hugging Face", checkpoint.shape, source, Path(out), write, verify, overwrite)
-
-
-def write_hf(folder: Path, source: LogicalTensors, on_bytes: Callable[[int], None] = lambda count: None, limit: int = MAX_FILE_BYTES) -> None:
-    """Logical tensors as safetensors files."""
-
-    def counted():
-        for name, slab in stream(source):
-            on_bytes(slab.nbytes)
-            yield name, slab
-
-    write_safetensors(folder, source.specs, counted(), limit)
 
 
 def megatron_args(config: Mapping[str, Any], layout: MegatronLayout, padded_vocab: int) -> argparse.Namespace:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from megatron_ext.checkpoint.tensors import CheckpointError, TensorSpec, row_slabs
+from megatron_ext.checkpoint.tensors import CheckpointError, LogicalTensors, TensorSpec, row_slabs, stream
 
 MAX_FILE_BYTES = 4 << 30
 INDEX_FILE, CONFIG_FILE = "model.safetensors.index.json", "config.json"
@@ -177,6 +177,17 @@ def _write_tensor(file, name: str, spec: TensorSpec, slabs: Iterator[tuple[str, 
             raise CheckpointError(f"{name}: expected {spec.nbytes - written} more bytes of {spec}, found a slab of {found}")
         file.write(slab.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         written += slab.nbytes
+
+
+def write_hf(folder: Path, source: LogicalTensors, on_bytes: Callable[[int], None] = lambda count: None, limit: int = MAX_FILE_BYTES) -> None:
+    """Logical tensors as safetensors files."""
+
+    def counted():
+        for name, slab in stream(source):
+            on_bytes(slab.nbytes)
+            yield name, slab
+
+    write_safetensors(folder, source.specs, counted(), limit)
 
 
 def remove_weights(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import pydoc_data.topics
+import random
 
 
 class PromptError(ValueError):
@@ -66,3 +67,9 @@ def made_prompts(hf_dir: str, lengths: list[int]) -> list[list[int]]:
     ids = tokenizer(text[: 12 * max(lengths) + 300 * len(lengths)], add_special_tokens=False, verbose=False)["input_ids"]
     starts = [(i // 2) * 97 % max(1, len(ids) - max(lengths)) for i in range(len(lengths))]
     return [ids[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+
+
+def random_prompts(vocab_size: int, lengths: list[int], seed: int) -> list[list[int]]:
+    """Uniformly random token ids, one prompt per length."""
+    generator = random.Random(seed)
+    return [[generator.randrange(vocab_size) for _ in range(length)] for length in lengths]
