@@ -44,6 +44,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     layout.add_argument("--rollout-ep", action="store_true", help="spread the rollout's experts over its TP ranks")
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--prompts", metavar="FILE", help='.jsonl of {"prompt": ...} or {"prompt_token_ids": [...]}, or .txt, one a line')
+    sampling.add_argument("--tokenizer", metavar="PATH", help="Hugging Face folder or SentencePiece *.model (default: that of the model)")
     sampling.add_argument("--random-prompts", type=int, nargs="+", metavar="LENGTH", help="prompts of random tokens of these lengths; needs no tokenizer")
     sampling.add_argument("--max-tokens", type=int, default=32)
     sampling.add_argument("--temperature", type=float, default=1.0)
@@ -88,11 +89,11 @@ def make_contract(args: argparse.Namespace) -> Contract:
 def make_prompts(args: argparse.Namespace, hf_dir: str) -> list[list[int]]:
     vocab_size = read_hf_config(hf_dir)["vocab_size"]
     if args.prompts:
-        found = prompt_source.read_prompts(args.prompts, hf_dir, vocab_size)
+        found = prompt_source.read_prompts(args.prompts, args.tokenizer or hf_dir, vocab_size)
     elif args.random_prompts:
         found = prompt_source.random_prompts(vocab_size, args.random_prompts, args.seed)
     else:
-        found = prompt_source.made_prompts(hf_dir, list(DEFAULT_LENGTHS))
+        found = prompt_source.made_prompts(args.tokenizer or hf_dir, list(DEFAULT_LENGTHS))
     return [prompt for prompt in found for _ in range(args.samples)]
 
 
