@@ -88,12 +88,25 @@ class MegatronTensor:
 
 def megatron_tensors(shape: ModelShape, padded_vocab: int | None = None) -> Iterator[MegatronTensor]:
     """Every tensor of the model, in the order of its layers. padded_vocab: rows of the vocabulary tensors (default: no padding)."""
-    yield _vocabulary("embedding.word_embeddings.weight", EMBEDDING, shape, padded_vocab, last=False)
+    yield embedding(shape, padded_vocab)
     for layer in range(shape.layers):
-        yield from _layer(shape, layer)
-    yield _whole("decoder.final_layernorm.weight", FINAL_NORM, (shape.hidden,), last=True)
+        yield from layer_tensors(shape, layer, shape.experts_in[layer])
+    yield final_norm(shape)
     if not shape.tied:
-        yield _vocabulary("output_layer.weight", HEAD, shape, padded_vocab, last=True)
+        yield head(shape, padded_vocab)
+
+
+def embedding(shape: ModelShape, padded_vocab: int | None = None) -> MegatronTensor:
+    return _vocabulary("embedding.word_embeddings.weight", EMBEDDING, shape, padded_vocab, last=False)
+
+
+def head(shape: ModelShape, padded_vocab: int | None = None) -> MegatronTensor:
+    """The output layer; of a tied model, its copy of the embedding."""
+    return _vocabulary("output_layer.weight", EMBEDDING if shape.tied else HEAD, shape, padded_vocab, last=True)
+
+
+def final_norm(shape: ModelShape) -> MegatronTensor:
+    return whole_tensor("decoder.final_layernorm.weight", FINAL_NORM, (shape.hidden,), last=True)
 
 
 def hf_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
@@ -101,7 +114,23 @@ def hf_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     return {piece.name: piece.logical_shape for tensor in megatron_tensors(shape) for piece in tensor.pieces}
 
 
-def _whole(name: str, hf_name: str, size: tuple[int, ...], **where) -> MegatronTensor:
+def overlap(piece: Piece, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[tuple[slice, ...], tuple] | None:
+    """Where a piece meets a rectangle of its Megatron tensor: (slices of the logical tensor, index into the rectangle)."""
+    lead = len(piece.at) - len(piece.shape)
+    if any(not offset <= at < offset + size for at, offset, size in zip(piece.at[:lead], offsets, sizes, strict=False)):
+        return None
+    there, here = [], [at - offset for at, offset in zip(piece.at[:lead], offsets, strict=False)]
+    for at, extent, origin, offset, size in zip(piece.at[lead:], piece.shape, piece.offsets, offsets[lead:], sizes[lead:], strict=True):
+        low, high = max(at, offset), min(at + extent, offset + size)
+        if low >= high:
+            return None
+        there.append(slice(origin + low - at, origin + high - at))
+        here.append(slice(low - offset, high - offset))
+    return tuple(there), tuple(here)
+
+
+def whole_tensor(name: str, hf_name: str, size: tuple[int, ...], **where) -> MegatronTensor:
+    """A tensor that is the same on both sides."""
     origin = (0,) * len(size)
     return MegatronTensor(name, size, (Piece(hf_name, size, origin, size, origin),), **where)
 
@@ -112,17 +141,18 @@ def _vocabulary(name: str, hf_name: str, shape: ModelShape, padded: int | None, 
     return MegatronTensor(name, (padded or shape.vocab, shape.hidden), (piece,), cut=0, last=last, padded=True)
 
 
-def _layer(shape: ModelShape, layer: int) -> Iterator[MegatronTensor]:
+def layer_tensors(shape: ModelShape, layer: int, experts: bool) -> Iterator[MegatronTensor]:
+    """The tensors of one layer, with experts or a dense MLP."""
     megatron, hf = f"decoder.layers.{layer}.", f"model.layers.{layer}."
     attention, hf_attention = megatron + "self_attention.", hf + "self_attn."
-    yield _whole(attention + "linear_qkv.layer_norm_weight", hf + "input_layernorm.weight", (shape.hidden,), layer=layer)
+    yield whole_tensor(attention + "linear_qkv.layer_norm_weight", hf + "input_layernorm.weight", (shape.hidden,), layer=layer)
     yield _qkv(attention + "linear_qkv.weight", hf_attention, shape, layer)
     for megatron_name, hf_name in (("q_layernorm", "q_norm"), ("k_layernorm", "k_norm")):
-        yield _whole(f"{attention}{megatron_name}.weight", f"{hf_attention}{hf_name}.weight", (shape.head_dim,), layer=layer)
+        yield whole_tensor(f"{attention}{megatron_name}.weight", f"{hf_attention}{hf_name}.weight", (shape.head_dim,), layer=layer)
     output = (shape.hidden, shape.heads * shape.head_dim)
-    yield _whole(attention + "linear_proj.weight", hf_attention + "o_proj.weight", output, cut=1, layer=layer)
-    yield _whole(megatron + "mlp.linear_fc1.layer_norm_weight", hf + "post_attention_layernorm.weight", (shape.hidden,), layer=layer)
-    yield from (_experts if shape.experts_in[layer] else _mlp)(shape, layer, megatron + "mlp.", hf + "mlp.")
+    yield whole_tensor(attention + "linear_proj.weight", hf_attention + "o_proj.weight", output, cut=1, layer=layer)
+    yield whole_tensor(megatron + "mlp.linear_fc1.layer_norm_weight", hf + "post_attention_layernorm.weight", (shape.hidden,), layer=layer)
+    yield from (_experts if experts else _mlp)(shape, layer, megatron + "mlp.", hf + "mlp.")
 
 
 def _qkv(name: str, hf: str, shape: ModelShape, layer: int) -> MegatronTensor:
@@ -145,12 +175,12 @@ def _mlp(shape: ModelShape, layer: int, megatron: str, hf: str) -> Iterator[Mega
     width = shape.dense_width
     pieces = tuple(_gate_up(hf, shape.hidden, width))
     yield MegatronTensor(megatron + "linear_fc1.weight", (2 * width, shape.hidden), pieces, cut=0, gated=True, layer=layer)
-    yield _whole(megatron + "linear_fc2.weight", hf + "down_proj.weight", (shape.hidden, width), cut=1, layer=layer)
+    yield whole_tensor(megatron + "linear_fc2.weight", hf + "down_proj.weight", (shape.hidden, width), cut=1, layer=layer)
 
 
 def _experts(shape: ModelShape, layer: int, megatron: str, hf: str) -> Iterator[MegatronTensor]:
     experts, width, hidden = shape.experts, shape.expert_width, shape.hidden
-    yield _whole(megatron + "router.weight", hf + "gate.weight", (experts, hidden), layer=layer)
+    yield whole_tensor(megatron + "router.weight", hf + "gate.weight", (experts, hidden), layer=layer)
     fc1 = tuple(piece for e in range(experts) for piece in _gate_up(f"{hf}experts.{e}.", hidden, width, lead=(e,)))
     yield MegatronTensor(megatron + "experts.experts.linear_fc1.weight", (experts, 2 * width, hidden), fc1, cut=1, gated=True, layer=layer)
     size = (hidden, width)

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from megatron_ext.checkpoint.hf_folder import raise_listed
-from megatron_ext.checkpoint.mapping import MegatronTensor, ModelShape, Piece, megatron_tensors
+from megatron_ext.checkpoint.mapping import MegatronTensor, ModelShape, Piece, megatron_tensors, overlap
 from megatron_ext.checkpoint.megatron_layout import Chunk, MegatronLayout, chunks
 from megatron_ext.checkpoint.tensors import SLAB_BYTES, CheckpointError, LogicalTensors, TensorSpec
 
@@ -118,21 +118,6 @@ def read_chunk(source: LogicalTensors, tensor: MegatronTensor, chunk: Chunk, dty
             rows, *columns = there
             whole[here] = source.read(piece.name, rows.start, rows.stop)[(slice(None), *columns)]
     return whole
-
-
-def overlap(piece: Piece, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[tuple[slice, ...], tuple] | None:
-    """Where a piece meets a rectangle of its Megatron tensor: (slices of the logical tensor, index into the rectangle)."""
-    lead = len(piece.at) - len(piece.shape)
-    if any(not offset <= at < offset + size for at, offset, size in zip(piece.at[:lead], offsets, sizes, strict=False)):
-        return None
-    there, here = [], [at - offset for at, offset in zip(piece.at[:lead], offsets, strict=False)]
-    for at, extent, origin, offset, size in zip(piece.at[lead:], piece.shape, piece.offsets, offsets[lead:], sizes[lead:], strict=True):
-        low, high = max(at, offset), min(at + extent, offset + size)
-        if low >= high:
-            return None
-        there.append(slice(origin + low - at, origin + high - at))
-        here.append(slice(low - offset, high - offset))
-    return tuple(there), tuple(here)
 
 
 # Reading

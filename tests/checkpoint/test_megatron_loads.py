@@ -33,5 +33,7 @@ def test_load_and_save(tmp_path, folders, name, written, loading, flags):
         world.call("load_checkpoint", path=str(checkpoint))
         assert world.call("digest")["digest"] == digests_of(hf)
         world.call("save_checkpoint", path=str(saved))
+        world.call("export_hf", path=str(tmp_path / "exported"))
+    assert_same_folder(hf, tmp_path / "exported")
     megatron_to_hf(saved, tmp_path / "back", like=hf, verify=True)
     assert_same_folder(hf, tmp_path / "back")
