@@ -11,7 +11,7 @@ import pytest
 from megatron_ext.rl.main import parse
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = sorted(file.name for file in (ROOT / "launch").glob("*.sh") if file.name != "common.sh")
+SCRIPTS = sorted(file.name for file in (ROOT / "launch").glob("*.sh") if file.name not in ("common.sh", "ascend_env.sh"))
 TRAINING = {"HF": "model dir", "PROMPTS": "p.jsonl", "REWARD": "m:f", "OUT": "run", "STEPS": "3"}
 
 
@@ -32,7 +32,7 @@ def test_scripts_stop_at_the_first_error(script):
     assert subprocess.run(["bash", "-n", str(ROOT / "launch" / script)]).returncode == 0
 
 
-@pytest.mark.parametrize("script", ["train_cpu.sh", "rollout_server.sh"])
+@pytest.mark.parametrize("script", ["train_cpu.sh", "rollout_server.sh", "ascend_4b.sh", "ascend_30b_a3b.sh"])
 def test_every_variable_is_documented_at_the_top(script):
     text = (ROOT / "launch" / script).read_text()
     head, body = text.split("set -euo pipefail")
@@ -41,7 +41,9 @@ def test_every_variable_is_documented_at_the_top(script):
     assert used and not missing
 
 
-@pytest.mark.parametrize(("script", "variables"), [("train_cpu.sh", TRAINING), ("rollout_server.sh", {"HF": "model dir"})])
+@pytest.mark.parametrize(("script", "variables"), [
+    ("train_cpu.sh", TRAINING), ("rollout_server.sh", {"HF": "model dir"}), ("ascend_4b.sh", TRAINING), ("ascend_30b_a3b.sh", TRAINING),
+])  # fmt: skip
 def test_a_missing_variable_is_named(script, variables):
     for name in variables:
         result = run(script, **{key: value for key, value in variables.items() if key != name})
@@ -74,3 +76,27 @@ def test_server_command_line():
     assert command[3:5] == ["serve", "model dir"] and {"--enable-expert-parallel", "--enforce-eager"} <= set(command)
     assert command[command.index("--tensor-parallel-size") + 1] == "2" and command[command.index("--kv-cache-memory-bytes") + 1] == str(64 << 20)
     assert Contract.from_json(environment[ENVIRONMENT_VARIABLE]).order.mmad_order == "groups16"
+
+
+@pytest.mark.parametrize(("script", "layout"), [("ascend_4b.sh", (8, 1, 8, False)), ("ascend_30b_a3b.sh", (4, 8, 4, True))])
+def test_ascend_command_line(script, layout):
+    config = parse(command_of(run(script, **TRAINING, ALGORITHM="dapo"))[3:])
+    assert (config.train.tp, config.train.ep, config.rollout.tp, config.rollout.expert_parallel) == layout
+    assert config.objective.clip_high == 0.28 and "--num-layers" in config.megatron_flags
+
+
+@pytest.mark.parametrize("script", ["ascend_4b.sh", "ascend_30b_a3b.sh"])
+def test_ascend_refuses_what_is_not_built(script):
+    several = run(script, **TRAINING, NNODES="2")
+    assert several.returncode == 2 and "NNODES=2: runs over several hosts are not built" in several.stderr
+    here = run(script, **TRAINING, DRY_RUN="")
+    assert here.returncode == 2 and ("no NPU platform" in here.stderr or "torch_npu cannot be imported" in here.stderr) and here.stdout == ""
+
+
+def test_determinism_is_exported_before_anything_starts():
+    """The environment of a process that the script would start."""
+    script = f'root={ROOT}; source launch/ascend_env.sh; env'
+    environment = dict(line.split("=", 1) for line in subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines() if "=" in line)  # fmt: skip
+    expected = {"HCCL_DETERMINISTIC": "strict", "LCCL_DETERMINISTIC": "1", "CLOSE_MATMUL_K_SHIFT": "1", "ATB_MATMUL_SHUFFLE_K_ENABLE": "0"}
+    assert {name: environment.get(name) for name in expected} == expected
