@@ -80,5 +80,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = read_hf_config(folder)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder / CONFIG_FILE}: cannot be read ({error})") from error
-    flags_from_hf(config)  # refuses what is not built
+    try:
+        flags_from_hf(config)  # refuses what is not built
+    except KeyError as error:
+        raise CheckpointError(f"{folder / CONFIG_FILE}: lacks the field {error}") from error
     return config

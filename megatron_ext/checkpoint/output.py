@@ -19,6 +19,7 @@ def whole_folder(out: Path, needed_bytes: int, overwrite: bool = False) -> Itera
 
     What a killed run left is removed by the next one. Raises CheckpointError if `out` is in the way, or the disk too small.
     """
+    out = out.resolve()
     if not overwrite and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out} exists already; choose another folder, or --overwrite to replace it when the new one is whole")
     partial, replaced = out.with_name(out.name + PARTIAL), out.with_name(out.name + REPLACED)

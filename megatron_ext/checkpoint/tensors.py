@@ -59,7 +59,7 @@ def row_slabs(spec: TensorSpec, limit: int = SLAB_BYTES) -> Iterator[tuple[int, 
 
 
 class Cast:
-    """Another checkpoint's tensors, as `dtype`."""
+    """Another checkpoint's tensors, as `dtype`. Reading raises CheckpointError for a number that is infinite only after the cast."""
 
     def __init__(self, source: LogicalTensors, dtype: torch.dtype) -> None:
         self._source, self._dtype = source, dtype
@@ -67,7 +67,12 @@ class Cast:
         self.slabs = source.slabs
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
-        return self._source.read(name, start, stop).to(self._dtype)
+        kept = self._source.read(name, start, stop)
+        cast = kept.to(self._dtype)
+        lost = int((cast.isinf() & ~kept.isinf()).sum())
+        if lost:
+            raise CheckpointError(f"{name}: {lost} values are too large for {dtype_name(self._dtype)}; keep the type, or choose another")
+        return cast
 
 
 class Part:

@@ -285,4 +285,7 @@ def read_common(folder: Path) -> dict[str, Any]:
         warnings.simplefilter("ignore")  # about packages that are not needed, and that there is no process group
         from megatron.core.dist_checkpointing.serialization import load_common_state_dict
 
-        return load_common_state_dict(str(folder))
+        try:
+            return load_common_state_dict(str(folder))
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise CheckpointError(f"{folder}: {COMMON_STATE} cannot be read ({error})") from error

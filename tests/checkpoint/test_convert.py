@@ -99,6 +99,12 @@ def test_types_are_cast_on_request(folders, tmp_path):
         assert_same_bits(found[name], expected[name], name)
 
 
+def test_a_cast_that_overflows_is_named(tmp_path):
+    folder = make_hf(tmp_path / "hf", DENSE, change=lambda tensors: tensors["model.norm.weight"].fill_(1e30))
+    with pytest.raises(CheckpointError, match="model.norm.weight: 128 values are too large for float16"):
+        hf_to_megatron(folder, tmp_path / "m", dtype="fp16")
+
+
 def test_mixed_types_need_one_type(tmp_path):
     def mixed(tensors):
         tensors["model.layers.1.self_attn.k_proj.weight"] = tensors["model.layers.1.self_attn.k_proj.weight"].float()
@@ -173,6 +179,9 @@ def test_unknown_architectures_are_refused(tmp_path):
     folder = make_hf(tmp_path / "hf", DENSE)
     (folder / "config.json").write_text(json.dumps({**DENSE, "architectures": ["LlamaForCausalLM"]}))
     with pytest.raises(UnsupportedModel, match="LlamaForCausalLM"):
+        hf_to_megatron(folder, tmp_path / "m")
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in DENSE.items() if key != "hidden_size"}))
+    with pytest.raises(CheckpointError, match="config.json: lacks the field 'hidden_size'"):
         hf_to_megatron(folder, tmp_path / "m")
 
 
