@@ -1,6 +1,6 @@
 """logdiff 0 at the widths of the real models: one layer of Qwen3-30B-A3B, and of Qwen3-0.6B with tied embeddings, random weights.
 
-Long and large (about 16 GiB, minutes): marked full. What it took is printed.
+Long and large (gigabytes of weights in every process): marked full. What it took is printed.
 """
 
 import json
