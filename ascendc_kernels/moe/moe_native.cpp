@@ -78,7 +78,7 @@ void combine(const T* y, const float* weights, const Index* tokens, const Index*
 
 using namespace megatron_ext;
 
-extern "C" int32_t megatron_ext_combine(int32_t dtype, const void* y, const float* weights, const Index* tokens, const Index* experts,
+extern "C" __attribute__((visibility("default"))) int32_t megatron_ext_combine(int32_t dtype, const void* y, const float* weights, const Index* tokens, const Index* experts,
                                         Index rows, Index num_tokens, Index hidden, Index experts_per_segment, Index first, Index last,
                                         float* out) {
     return dispatch(dtype, [&](auto tag) {

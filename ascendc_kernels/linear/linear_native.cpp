@@ -200,7 +200,7 @@ void wgrad(const WeightGradient<T>& gradient, const int32_t* boundaries, Index s
 
 using namespace megatron_ext;
 
-extern "C" int32_t megatron_ext_contract_segments(int32_t dtype, int32_t order, const void* a, const void* b, Index b_k_stride,
+extern "C" __attribute__((visibility("default"))) int32_t megatron_ext_contract_segments(int32_t dtype, int32_t order, const void* a, const void* b, Index b_k_stride,
                                                   Index b_n_stride, const Index* k_order, Index m, Index k, Index n, Index segments,
                                                   float* out, Index threads) {
     return dispatch(dtype, [&](auto tag) {
@@ -210,7 +210,7 @@ extern "C" int32_t megatron_ext_contract_segments(int32_t dtype, int32_t order, 
     });
 }
 
-extern "C" int32_t megatron_ext_wgrad(int32_t dtype, int32_t order, float* grad, const void* dy, const void* x, Index n, Index k,
+extern "C" __attribute__((visibility("default"))) int32_t megatron_ext_wgrad(int32_t dtype, int32_t order, float* grad, const void* dy, const void* x, Index n, Index k,
                                       const int32_t* boundaries, Index sequences, Index threads) {
     return dispatch(dtype, [&](auto tag) {
         using T = decltype(tag);

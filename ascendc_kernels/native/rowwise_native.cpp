@@ -79,29 +79,29 @@ float vocab_exp_sum(const float* logits, float row_max, Index columns, Index val
 
 using namespace megatron_ext;
 
-extern "C" int32_t megatron_ext_exp(const float* x, float* out, Index n) {
+extern "C" __attribute__((visibility("default"))) int32_t megatron_ext_exp(const float* x, float* out, Index n) {
     for (Index i = 0; i < n; ++i) out[i] = exp_f32(x[i]);
     return 0;
 }
 
-extern "C" int32_t megatron_ext_log(const float* x, float* out, Index n) {
+extern "C" __attribute__((visibility("default"))) int32_t megatron_ext_log(const float* x, float* out, Index n) {
     for (Index i = 0; i < n; ++i) out[i] = log_f32(x[i]);
     return 0;
 }
 
-extern "C" int32_t megatron_ext_row_sum(const float* x, float* out, Index rows, Index n) {
+extern "C" __attribute__((visibility("default"))) int32_t megatron_ext_row_sum(const float* x, float* out, Index rows, Index n) {
     for (Index t = 0; t < rows; ++t) out[t] = row_sum(n, [&](Index i) { return x[t * n + i]; });
     return 0;
 }
 
-extern "C" int32_t megatron_ext_rms_norm(int32_t dtype, const void* x, const void* w, void* out, Index rows, Index h, float eps) {
+extern "C" __attribute__((visibility("default"))) int32_t megatron_ext_rms_norm(int32_t dtype, const void* x, const void* w, void* out, Index rows, Index h, float eps) {
     return dispatch(dtype, [&](auto tag) {
         using T = decltype(tag);
         rms_norm(static_cast<const T*>(x), static_cast<const T*>(w), static_cast<T*>(out), rows, h, eps);
     });
 }
 
-extern "C" int32_t megatron_ext_rms_norm_backward(int32_t dtype, const void* dy, const void* x, const void* w, void* dx, float* dw,
+extern "C" __attribute__((visibility("default"))) int32_t megatron_ext_rms_norm_backward(int32_t dtype, const void* dy, const void* x, const void* w, void* dx, float* dw,
                                                   Index rows, Index h, float eps) {
     return dispatch(dtype, [&](auto tag) {
         using T = decltype(tag);
@@ -110,26 +110,26 @@ extern "C" int32_t megatron_ext_rms_norm_backward(int32_t dtype, const void* dy,
     });
 }
 
-extern "C" int32_t megatron_ext_swiglu(int32_t dtype, const void* gate_up, void* out, Index rows, Index width) {
+extern "C" __attribute__((visibility("default"))) int32_t megatron_ext_swiglu(int32_t dtype, const void* gate_up, void* out, Index rows, Index width) {
     return dispatch(dtype, [&](auto tag) {
         using T = decltype(tag);
         swiglu(static_cast<const T*>(gate_up), static_cast<T*>(out), rows, width);
     });
 }
 
-extern "C" int32_t megatron_ext_swiglu_backward(int32_t dtype, const void* da, const void* gate_up, void* out, Index rows, Index width) {
+extern "C" __attribute__((visibility("default"))) int32_t megatron_ext_swiglu_backward(int32_t dtype, const void* da, const void* gate_up, void* out, Index rows, Index width) {
     return dispatch(dtype, [&](auto tag) {
         using T = decltype(tag);
         swiglu_backward(static_cast<const T*>(da), static_cast<const T*>(gate_up), static_cast<T*>(out), rows, width);
     });
 }
 
-extern "C" int32_t megatron_ext_vocab_exp_sum(const float* logits, const float* row_max, float* out, Index rows, Index columns, Index valid,
+extern "C" __attribute__((visibility("default"))) int32_t megatron_ext_vocab_exp_sum(const float* logits, const float* row_max, float* out, Index rows, Index columns, Index valid,
                                            Index segments) {
     for (Index t = 0; t < rows; ++t) out[t] = vocab_exp_sum(logits + t * columns, row_max[t], columns, valid, segments);
     return 0;
 }
 
-extern "C" int32_t megatron_ext_embedding_wgrad(int32_t dtype, float* grad, const Index* ids, const void* dy, Index rows, Index h) {
+extern "C" __attribute__((visibility("default"))) int32_t megatron_ext_embedding_wgrad(int32_t dtype, float* grad, const Index* ids, const void* dy, Index rows, Index h) {
     return dispatch(dtype, [&](auto tag) { embedding_wgrad(grad, ids, static_cast<const decltype(tag)*>(dy), rows, h); });
 }

@@ -227,7 +227,7 @@ void backward_sequence(const T* d_o, const T* q, const T* k, const T* v, const T
 using namespace megatron_ext;
 
 // Packed when block_tables is null: keys of sequence b are rows [cu_queries[b], cu_queries[b + 1]) of k and v.
-extern "C" int32_t megatron_ext_attention(int32_t dtype, int32_t order, const void* q, const void* k, const void* v, void* out, float* lse,
+extern "C" __attribute__((visibility("default"))) int32_t megatron_ext_attention(int32_t dtype, int32_t order, const void* q, const void* k, const void* v, void* out, float* lse,
                                           const int32_t* cu_queries, const int32_t* kv_lens, const int32_t* block_tables, Index sequences,
                                           Index max_pages, Index page_size, Index page_stride, Index row_stride, Index query_heads,
                                           Index key_heads, Index head_dim, Index tile, float scale) {
@@ -244,7 +244,7 @@ extern "C" int32_t megatron_ext_attention(int32_t dtype, int32_t order, const vo
     });
 }
 
-extern "C" int32_t megatron_ext_attention_backward(int32_t dtype, int32_t order, const void* d_o, const void* q, const void* k, const void* v,
+extern "C" __attribute__((visibility("default"))) int32_t megatron_ext_attention_backward(int32_t dtype, int32_t order, const void* d_o, const void* q, const void* k, const void* v,
                                                    const void* o, const float* lse, float* dq, float* dk, float* dv,
                                                    const int32_t* cu_seqlens, Index sequences, Index query_heads, Index key_heads,
                                                    Index head_dim, Index tile, float scale) {
