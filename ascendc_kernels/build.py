@@ -41,6 +41,11 @@ VARIANT_FLAGS = {"portable": (), "avx2": ("-mavx2", "-mfma")} if platform.machin
 FLAVOUR_FLAGS = {"fast": ("-O3",), "checked": ("-O1", "-DASCENDC_HOST_CHECKED")}
 
 
+def variants_of(flavour: str) -> tuple[str, ...]:
+    """The checked flavour has no vector code of its own, so one variant of it is enough."""
+    return tuple(VARIANT_FLAGS) if flavour == "fast" else ("portable",)
+
+
 class BuildError(RuntimeError):
     """The operators could not be built."""
 
@@ -98,9 +103,9 @@ class Plan:
         # The scheduler of the model holds no arithmetic: one build of it serves every flavour and variant.
         runtime = self.objects("runtime", sorted(MODEL_DIR.glob("*.cpp")), ["-O2", *KERNEL_FLAGS])
         for flavour, flavour_flags in FLAVOUR_FLAGS.items():
-            for variant, variant_flags in VARIANT_FLAGS.items():
+            for variant in variants_of(flavour):
                 sources = [*operator_sources("kernel"), *operator_sources("native")]
-                objects = self.objects(f"{flavour}_{variant}", sources, [*KERNEL_FLAGS, *flavour_flags, *variant_flags])
+                objects = self.objects(f"{flavour}_{variant}", sources, [*KERNEL_FLAGS, *flavour_flags, *VARIANT_FLAGS[variant]])
                 self.library(kernel_library(flavour, variant), [*objects, *runtime])
 
     def add_binding(self) -> None:
@@ -129,7 +134,7 @@ def run_ninja(targets: Iterable[pathlib.Path], quiet: bool) -> None:
 
 def build(flavours: Sequence[str] = ("fast",), quiet: bool = True) -> None:
     """Builds what is out of date. Safe when several processes call it at once."""
-    targets = [*(kernel_library(flavour, variant) for flavour in flavours for variant in VARIANT_FLAGS), binding_library()]
+    targets = [*(kernel_library(flavour, variant) for flavour in flavours for variant in variants_of(flavour)), binding_library()]
     BUILD_DIR.mkdir(exist_ok=True)
     with open(BUILD_DIR / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

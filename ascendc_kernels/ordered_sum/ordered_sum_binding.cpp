@@ -23,10 +23,11 @@ at::ScalarType out_dtype(const at::Tensor& parts, std::optional<at::ScalarType> 
 at::Tensor ordered_sum(const at::Tensor& parts, std::optional<at::ScalarType> dtype) {
     check_same_dtype(kOp, "parts", parts, at::kFloat);
     TORCH_CHECK_VALUE(parts.dim() >= 1, kOp, ": parts must have a first dimension of parts, found a scalar");
-    const int64_t count = parts.size(0), size = parts[0].numel();
+    const int64_t count = parts.size(0);
     TORCH_CHECK_VALUE(count > 0 && (count & (count - 1)) == 0 && count <= kOrderedSumMaxParts, kOp, ": a tree needs a power of two of parts, at most ",
                       kOrderedSumMaxParts, ", found ", count);
     const at::Tensor dense = parts.contiguous();
+    const int64_t size = parts.numel() / count;
     const at::Tensor sum = at::empty(parts.sizes().slice(1), parts.options().dtype(out_dtype(parts, dtype)));
     if (size == 0) return sum;
     const int64_t tile = std::min(kOrderedSumMaxTile, kOrderedSumUbElements / count);

@@ -1,4 +1,4 @@
-// fp32 multiply-adds per second of one thread with AVX2 and FMA: twelve independent chains, as many as hide the latency. For bench_ops.py.
+// fp32 multiply-adds per second of one thread with AVX2 and FMA: twelve independent chains, as many as hide the latency. For harness.py.
 #include <immintrin.h>
 
 #include <cstdint>
