@@ -171,7 +171,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    ops.configure(ReductionOrder(), "native")
+    ops.configure(ReductionOrder(), "ascendc")
     machine = {
         "threads": args.threads, "instruction_sets": [name for name in INSTRUCTION_SETS if name in cpu_flags()], "ours": native.cpu_variant(),
         "torch": torch.__version__, "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(), "mkldnn": torch.backends.mkldnn.is_available(),

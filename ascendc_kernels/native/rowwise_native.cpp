@@ -7,35 +7,6 @@ namespace megatron_ext {
 namespace {
 
 template <typename T>
-float inverse_rms(const T* x, Index h, float eps) {
-    const float sum = row_sum(h, [&](Index i) { return to_float(x[i]) * to_float(x[i]); });
-    return 1.0f / std::sqrt(sum / float(h) + eps);
-}
-
-template <typename T>
-void rms_norm(const T* x, const T* w, T* out, Index rows, Index h, float eps) {
-    for (Index t = 0; t < rows; ++t, x += h, out += h) {
-        const float rstd = inverse_rms(x, h, eps);
-        for (Index i = 0; i < h; ++i)
-            out[i] = from_float<T>(to_float(from_float<T>(to_float(x[i]) * rstd)) * to_float(w[i]));
-    }
-}
-
-template <typename T>
-void rms_norm_backward(const T* dy, const T* x, const T* w, T* dx, float* dw, Index rows, Index h, float eps) {
-    for (Index t = 0; t < rows; ++t, dy += h, x += h, dx += h) {
-        const float rstd = inverse_rms(x, h, eps);
-        const float sum = row_sum(h, [&](Index i) { return (to_float(dy[i]) * to_float(w[i])) * (to_float(x[i]) * rstd); });
-        const float mean = sum / float(h);
-        for (Index i = 0; i < h; ++i) {
-            const float xhat = to_float(x[i]) * rstd;
-            dx[i] = from_float<T>((to_float(dy[i]) * to_float(w[i]) - xhat * mean) * rstd);
-            dw[i] = dw[i] + to_float(dy[i]) * to_float(from_float<T>(xhat));
-        }
-    }
-}
-
-template <typename T>
 void swiglu(const T* gate_up, T* out, Index rows, Index width) {
     for (Index t = 0; t < rows; ++t, gate_up += 2 * width, out += width)
         for (Index i = 0; i < width; ++i) {
@@ -92,22 +63,6 @@ extern "C" __attribute__((visibility("default"))) int32_t megatron_ext_log(const
 extern "C" __attribute__((visibility("default"))) int32_t megatron_ext_row_sum(const float* x, float* out, Index rows, Index n) {
     for (Index t = 0; t < rows; ++t) out[t] = row_sum(n, [&](Index i) { return x[t * n + i]; });
     return 0;
-}
-
-extern "C" __attribute__((visibility("default"))) int32_t megatron_ext_rms_norm(int32_t dtype, const void* x, const void* w, void* out, Index rows, Index h, float eps) {
-    return dispatch(dtype, [&](auto tag) {
-        using T = decltype(tag);
-        rms_norm(static_cast<const T*>(x), static_cast<const T*>(w), static_cast<T*>(out), rows, h, eps);
-    });
-}
-
-extern "C" __attribute__((visibility("default"))) int32_t megatron_ext_rms_norm_backward(int32_t dtype, const void* dy, const void* x, const void* w, void* dx, float* dw,
-                                                  Index rows, Index h, float eps) {
-    return dispatch(dtype, [&](auto tag) {
-        using T = decltype(tag);
-        rms_norm_backward(static_cast<const T*>(dy), static_cast<const T*>(x), static_cast<const T*>(w), static_cast<T*>(dx), dw, rows, h,
-                          eps);
-    });
 }
 
 extern "C" __attribute__((visibility("default"))) int32_t megatron_ext_swiglu(int32_t dtype, const void* gate_up, void* out, Index rows, Index width) {

@@ -10,7 +10,6 @@ import torch
 from megatron_ext.ops.backend import active_order, kernels
 from megatron_ext.ops.checks import check, check_float32, check_model_dtype, rows
 from megatron_ext.reduction_order import FRACTAL
-from megatron_ext.reference import sums
 
 
 def linear_fp32(x: torch.Tensor, w_NK: torch.Tensor, segments: int | None = None) -> torch.Tensor:
@@ -68,8 +67,7 @@ def wgrad_(main_grad_NK: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, cu_seq
 def ordered_sum(parts: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """[P, ...] fp32 -> [...]: binary tree over neighbours (P a power of two), then one optional rounding."""
     check_float32("ordered_sum", parts=parts)
-    total = sums.ordered_sum(parts)
-    return total if dtype is None else total.to(dtype)
+    return kernels().ordered_sum(parts, dtype)
 
 
 def expert_slices(counts_E: torch.Tensor) -> list[slice]:

@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
-import pathlib
 
 import torch
 
-from megatron_ext.ops import build
+from ascendc_kernels import build
+from ascendc_kernels import library as kernel_library
 from megatron_ext.reduction_order import MMAD_ORDERS
 from megatron_ext.reference import logprob as reference_logprob
 from megatron_ext.reference import router as reference_router
 from megatron_ext.reference.linear import gated_rows
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-VARIANT_VARIABLE = "MEGATRON_EXT_NATIVE_VARIANT"
-
-
-def cpu_variant() -> str:
-    """ "avx2" or "portable"; the environment variable overrides it (both give the same bits)."""
-    if chosen := os.environ.get(VARIANT_VARIABLE):
-        if chosen not in build.VARIANT_FLAGS:
-            raise build.BuildError(f"{VARIANT_VARIABLE}={chosen!r}: expected one of {sorted(build.VARIANT_FLAGS)}")
-        return chosen
-    flags = pathlib.Path("/proc/cpuinfo").read_text() if pathlib.Path("/proc/cpuinfo").exists() else ""
-    has_both = " avx2" in flags and " fma" in flags
-    return "avx2" if "avx2" in build.VARIANT_FLAGS and has_both else "portable"
 
 
 @functools.cache
+def open_library(variant: str) -> ctypes.CDLL:
+    return ctypes.CDLL(str(build.kernel_library("fast", variant)))
+
+
 def library() -> ctypes.CDLL:
-    return ctypes.CDLL(str(build.build()[cpu_variant()]))
+    """The kernels for this CPU; the environment variable of ascendc_kernels.library overrides the variant (all give the same bits)."""
+    return open_library(kernel_library.chosen(kernel_library.VARIANT_VARIABLE, kernel_library.runnable_variants()))
 
 
 class Pointer:
@@ -94,19 +86,6 @@ def wgrad_(grad_NK, dy_MN, x_MK, boundaries, mmad_order):
     (n, k), cu = grad_NK.shape, torch.tensor(boundaries, dtype=torch.int32)
     call("wgrad", dtype_code(x_MK.dtype), order_code(mmad_order), Pointer(grad_NK), Pointer(dy_MN), Pointer(x_MK), n, k, Pointer(cu),
          len(boundaries) - 1, torch.get_num_threads())  # fmt: skip
-
-
-def rms_norm(x_TH, w_H, eps):
-    out = torch.empty_like(x_TH)
-    call("rms_norm", dtype_code(x_TH.dtype), Pointer(x_TH), Pointer(w_H), Pointer(out), *x_TH.shape, float(eps))
-    return out
-
-
-def rms_norm_backward_(dw_H, dy_TH, x_TH, w_H, eps):
-    dx = torch.empty_like(x_TH)
-    call("rms_norm_backward", dtype_code(x_TH.dtype), Pointer(dy_TH), Pointer(x_TH), Pointer(w_H), Pointer(dx), Pointer(dw_H), *x_TH.shape,
-         float(eps))  # fmt: skip
-    return dx
 
 
 def embedding_wgrad_(grad_VH, ids_T, dy_TH):

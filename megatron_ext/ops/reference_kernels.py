@@ -1,25 +1,61 @@
-"""The executable specification behind the same functions as `native`: `--kernel-backend reference`."""
+"""The executable specification behind the same functions as `ascendc`: `--kernel-backend reference`."""
 
 from __future__ import annotations
 
 import torch
 
 from megatron_ext.reference import attention as reference_attention
-from megatron_ext.reference import linear
+from megatron_ext.reference import linear, norm, sums
 from megatron_ext.reference.activation import swiglu, swiglu_backward
 from megatron_ext.reference.elementary import exp, log
 from megatron_ext.reference.embedding import embedding_wgrad_
 from megatron_ext.reference.linear import dgrad_fp32, linear_fp32
 from megatron_ext.reference.logprob import logprob_from_parts, vocab_dlogits, vocab_exp_sum
 from megatron_ext.reference.moe import combine
-from megatron_ext.reference.norm import rms_norm, rms_norm_backward_
 from megatron_ext.reference.router import route, route_backward
 from megatron_ext.reference.sums import row_sum
 
 __all__ = [
-    "attention", "attention_backward", "combine", "dgrad_fp32", "embedding_wgrad_", "exp", "linear_fp32", "log", "logprob_from_parts", "rms_norm",
+    "add_rms_norm", "attention", "attention_backward", "combine", "dgrad_fp32", "embedding_wgrad_", "exp", "linear_fp32", "log", "logprob_from_parts", "ordered_sum", "rms_norm",
     "rms_norm_backward_", "route", "route_backward", "row_sum", "swiglu", "swiglu_backward", "vocab_dlogits", "vocab_exp_sum", "wgrad_",
 ]  # fmt: skip
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(-1, x.shape[-1])
+
+
+def ordered_sum(parts, dtype):
+    total = sums.ordered_sum(parts)
+    return total if dtype is None else total.to(dtype)
+
+
+class RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w_H, eps):
+        ctx.save_for_backward(x, w_H)
+        ctx.eps = eps
+        return norm.rms_norm(rows(x), w_H, eps).view(x.shape)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, w_H = ctx.saved_tensors
+        dw = torch.zeros(w_H.shape)
+        dx = rms_norm_backward_(dw, dy, x, w_H, ctx.eps)
+        return dx, dw.to(w_H.dtype), None
+
+
+def rms_norm(x, w_H, eps):
+    return RMSNorm.apply(x, w_H, eps)
+
+
+def add_rms_norm(x, residual, w_H, eps):
+    total = x + residual
+    return rms_norm(total, w_H, eps), total
+
+
+def rms_norm_backward_(dw_H, dy, x, w_H, eps):
+    return norm.rms_norm_backward_(dw_H, rows(dy), rows(x), w_H, eps).view(x.shape)
 
 
 def wgrad_(grad_NK, dy_MN, x_MK, boundaries, mmad_order):

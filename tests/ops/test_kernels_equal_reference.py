@@ -1,11 +1,11 @@
-"""Every native kernel, in both compiled variants, gives the bits of the executable specification."""
+"""Every operator, in both compiled variants, gives the bits of the executable specification."""
 
 import pytest
 import torch
 
 from inputs import normal, revealing
 from megatron_ext import ops
-from megatron_ext.ops import native
+from megatron_ext.ops import ascendc
 from megatron_ext.parity.bits import assert_same_bits
 from megatron_ext.reference import elementary
 
@@ -43,9 +43,9 @@ def test_products_that_fp32_cannot_hold(both, scale):
     assert_both_same(both(run), "wgrad")
 
 
-def test_threads_do_not_show(native_variant, order):
+def test_threads_do_not_show(variant, order):
     x, w, dy = revealing(70, 1024, dtype=torch.bfloat16), revealing(272, 1024, dtype=torch.bfloat16, seed=1), revealing(70, 272, dtype=torch.bfloat16, seed=2)
-    ops.configure(order, "native")
+    ops.configure(order, "ascendc")
     before, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3, 4):
@@ -177,8 +177,8 @@ def test_embedding_gradient(both, dtype):
 
 
 @pytest.mark.parametrize("name", ["exp", "log"])
-def test_elementary_over_the_whole_range(native_variant, name):
+def test_elementary_over_the_whole_range(variant, name):
     """One in 4099 of all fp32 bit patterns, NaN payloads aside."""
     x = torch.arange(0, 2**32, 4099, dtype=torch.int64).to(torch.int32).view(torch.float32)
-    ours, expected = (torch.nan_to_num(getattr(m, name)(x), nan=-7.0, posinf=None, neginf=None) for m in (native, elementary))
+    ours, expected = (torch.nan_to_num(getattr(m, name)(x), nan=-7.0, posinf=None, neginf=None) for m in (ascendc, elementary))
     assert_same_bits(ours, expected, name)
