@@ -57,6 +57,7 @@ def run_in_child(work) -> None:
     """Calls work() in a forked process; it fails if that raises, or hangs."""
     child = os.fork()
     if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a handler in Python would wait for the library to return
         signal.alarm(CHILD_SECONDS)
         status = 1
         try:
