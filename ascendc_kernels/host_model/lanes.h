@@ -23,32 +23,61 @@ inline Lanes spread_like(const Lanes&, float scalar) { return all_lanes(scalar);
 
 // ---- 16-bit floats, with the bits of megatron_ext::to_float and from_float
 
+inline IntLanes extend(ShortLanes stored) {  // with the sign bit
+#ifdef __AVX2__
+    return IntLanes(_mm256_cvtepi16_epi32(__m128i(stored)));
+#else
+    typedef int16_t SignedShortLanes __attribute__((vector_size(16)));
+    return __builtin_convertvector(SignedShortLanes(stored), IntLanes);
+#endif
+}
+
+inline ShortLanes truncate(IntLanes values) {  // from 0 to 65535
+#ifdef __AVX2__
+    const __m256i wide = __m256i(values);
+    return ShortLanes(_mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1)));
+#else
+    return __builtin_convertvector(UintLanes(values), ShortLanes);
+#endif
+}
+
 inline Lanes widen_half(ShortLanes stored) {
-    const UintLanes bits = __builtin_convertvector(stored, UintLanes), magnitude = bits & 0x7FFF;
-    const Lanes moved = Lanes(magnitude << 13) * 0x1p112f;  // exact: it only moves the exponent bias
-    const UintLanes special = UintLanes(IntLanes(magnitude) > 0x7BFF) & 0x7F800000;
-    return Lanes(UintLanes(moved) | special | (bits ^ magnitude) << 16);
+    const IntLanes bits = extend(stored);
+    const Lanes moved = Lanes(UintLanes(bits) << 13 & 0x8FFFFFFF) * 0x1p112f;  // exact: it only moves the exponent bias
+    const IntLanes special = ((bits & 0x7FFF) > 0x7BFF) & 0x7F800000;
+    return Lanes(IntLanes(moved) | special);
 }
 
 inline ShortLanes narrow_half(Lanes x) {
-    constexpr int32_t kInfinity = 0x7F800000, kOverflow = 0x47800000, kSmallestNormal = 0x38800000;
-    const UintLanes bits = UintLanes(x);
-    const IntLanes magnitude = IntLanes(bits & 0x7FFFFFFF);
+    constexpr int32_t kInfinity = 0x7F800000;
+    const IntLanes sign = IntLanes(UintLanes(x) & 0x80000000), magnitude = IntLanes(x) & 0x7FFFFFFF;
+#ifdef __F16C__
+    const IntLanes quiet = sign | 0x7FC00000;  // every NaN becomes this one
+    return ShortLanes(_mm256_cvtps_ph(__m256(magnitude > kInfinity ? quiet : IntLanes(x)), _MM_FROUND_TO_NEAREST_INT));
+#else
+    constexpr int32_t kOverflow = 0x47800000, kSmallestNormal = 0x38800000;
     const IntLanes bounded = magnitude < kOverflow ? magnitude : kOverflow - IntLanes{};
     const IntLanes normal = (bounded + (bounded >> 13 & 1) + (0xFFF - 0x38000000)) >> 13;
     const IntLanes subnormal = IntLanes(Lanes(magnitude) + 0.5f) - 0x3F000000;  // the addition rounds, ties to even
     IntLanes result = magnitude < kSmallestNormal ? subnormal : normal;
     result = magnitude > kInfinity ? 0x7E00 - IntLanes{} : result;
-    return __builtin_convertvector(UintLanes(result) | (bits >> 16 & 0x8000), ShortLanes);
+    return truncate(result | IntLanes(UintLanes(sign) >> 16));
+#endif
+}
+
+inline ShortLanes narrow_bfloat16(Lanes x) {
+    const UintLanes bits = UintLanes(x), rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+    return truncate(x != x ? 0x7FC0 - IntLanes{} : IntLanes(rounded));
 }
 
 inline Lanes load_wide(const float* from) { return megatron_ext::load(from); }
 inline Lanes load_wide(const half* from) { return widen_half(*reinterpret_cast<const ShortLanes*>(from)); }
 inline Lanes load_wide(const bfloat16_t* from) {
-    return Lanes(__builtin_convertvector(*reinterpret_cast<const ShortLanes*>(from), UintLanes) << 16);
+    return Lanes(UintLanes(extend(*reinterpret_cast<const ShortLanes*>(from))) << 16);
 }
 inline void store_narrow(float* to, Lanes value) { megatron_ext::store(to, value); }
 inline void store_narrow(half* to, Lanes value) { *reinterpret_cast<ShortLanes*>(to) = narrow_half(value); }
+inline void store_narrow(bfloat16_t* to, Lanes value) { *reinterpret_cast<ShortLanes*>(to) = narrow_bfloat16(value); }
 
 // ---- masks: all bits of a lane, or none
 
@@ -81,16 +110,13 @@ inline Lanes combine_pairs(Lanes a, Lanes b, Op op) {
     return op(__builtin_shuffle(a, b, even), __builtin_shuffle(a, b, odd));
 }
 
-// Lane i of the result: the eight lanes of rows[i], combined in a tree of adjacent pairs with the earlier lane as first operand.
-template <typename Op>
-inline __attribute__((always_inline)) Lanes pair_trees(const Lanes rows[8], Op op) {
-    Lanes quads[2];
-    for (int q = 0; q < 2; ++q) {
-        const Lanes* row = rows + 4 * q;
-        quads[q] = combine_pairs(combine_pairs(row[0], row[1], op), combine_pairs(row[2], row[3], op), op);
-    }
+// Lane i of the result: the eight lanes of row(i), combined in a tree of adjacent pairs with the earlier lane as first operand.
+template <typename Row, typename Op>
+inline __attribute__((always_inline)) Lanes pair_trees(Row row, Op op) {
+    const auto quads = [&](int i) { return combine_pairs(combine_pairs(row(i), row(i + 1), op), combine_pairs(row(i + 2), row(i + 3), op), op); };
+    const Lanes first = quads(0), second = quads(4);
     const IntLanes low = {0, 1, 2, 3, 8, 9, 10, 11}, high = {4, 5, 6, 7, 12, 13, 14, 15};
-    return op(__builtin_shuffle(quads[0], quads[1], low), __builtin_shuffle(quads[0], quads[1], high));
+    return op(__builtin_shuffle(first, second, low), __builtin_shuffle(first, second, high));
 }
 
 }  // namespace ascendc_host
