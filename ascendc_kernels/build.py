@@ -37,7 +37,7 @@ ORDER_FLAGS = (f"-DMEGATRON_EXT_FRACTAL={FRACTAL}", f"-DMEGATRON_EXT_ROW_SUM_BLO
 ARITHMETIC_FLAGS = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 COMMON_FLAGS = ("-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi", *ARITHMETIC_FLAGS, *ORDER_FLAGS)
 KERNEL_FLAGS = ("-std=c++17", f"-I{INCLUDE_DIR}", f"-I{MODEL_DIR}", f"-I{NATIVE_DIR}")
-VARIANT_FLAGS = {"portable": (), "avx2": ("-mavx2", "-mfma")} if platform.machine() == "x86_64" else {"portable": ()}
+VARIANT_FLAGS = {"portable": (), "avx2": ("-mavx2", "-mfma", "-mf16c")} if platform.machine() == "x86_64" else {"portable": ()}
 # fast: what operators use. checked: every access, limit and hazard of the host model is checked; for tests.
 FLAVOUR_FLAGS = {"fast": ("-O3",), "checked": ("-O1", "-DASCENDC_HOST_CHECKED")}
 

@@ -1,5 +1,6 @@
 // Cast between element types, always with a rounding mode.
 #pragma once
+#include "lanes.h"
 #include "repeats.h"
 #include "rounding.h"
 
@@ -22,6 +23,18 @@ inline void with_conversion(RoundMode mode, Site site, Run run) {
         case RoundMode::CAST_ROUND: return pick(std::integral_constant<RoundMode, RoundMode::CAST_ROUND>());
         case RoundMode::CAST_TRUNC: return pick(std::integral_constant<RoundMode, RoundMode::CAST_TRUNC>());
     }
+}
+
+template <typename T>
+constexpr bool is_short_float = is_one_of<T, half, bfloat16_t>;
+
+template <typename To, typename From, typename Convert>
+inline void cast_flat(To* to, const From* from, uint32_t count, RoundMode mode, Convert convert) {
+    uint32_t i = 0;
+    if constexpr (is_short_float<To> || is_short_float<From>)
+        if (mode == RoundMode::CAST_NONE || mode == RoundMode::CAST_RINT)
+            for (; i + kLanes <= count; i += kLanes) store_narrow(to + i, load_wide(from + i));
+    for (; i < count; ++i) to[i] = convert(from[i]);
 }
 
 template <typename To, typename From>
@@ -57,9 +70,8 @@ inline void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const Rou
     write_operand(instruction, "dst", dst, plan, {1, plan.lanes * uint32_t(sizeof(T)) / kBlockBytes});
     T* to = dst.host_data();
     const U* from = src.host_data();
-    with_conversion<T, U>(roundMode, site, [=](auto convert) {
-        for (uint32_t i = 0; i < count; ++i) to[i] = convert(from[i]);
-    });
+    const RoundMode mode = roundMode;
+    with_conversion<T, U>(mode, site, [=](auto convert) { cast_flat(to, from, count, mode, convert); });
 }
 
 template <typename T, typename U, bool isSetMask = true>
