@@ -58,6 +58,28 @@ at::Tensor row_sum_meta(const at::Tensor& x) {
     return at::empty_symint(x.sym_sizes().slice(0, x.dim() - 1), x.options());
 }
 
+// Raises at the call, not in the backward pass: the boxed fallback of `refuse_gradients` costs as much as a small call itself.
+at::Tensor without_gradient(const char* name, const c10::TypedOperatorHandle<at::Tensor(const at::Tensor&)>& op, const at::Tensor& x) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!needs_gradient(x), name, ": the gradient is not implemented; call it on a detached tensor");
+    at::AutoDispatchBelowADInplaceOrView below;
+    return op.call(x);
+}
+
+at::Tensor exp_autograd(const at::Tensor& x) {
+    static const auto op = typed_op<at::Tensor(const at::Tensor&)>("exp");
+    return without_gradient("exp", op, x);
+}
+
+at::Tensor log_autograd(const at::Tensor& x) {
+    static const auto op = typed_op<at::Tensor(const at::Tensor&)>("log");
+    return without_gradient("log", op, x);
+}
+
+at::Tensor row_sum_autograd(const at::Tensor& x) {
+    static const auto op = typed_op<at::Tensor(const at::Tensor&)>("row_sum");
+    return without_gradient("row_sum", op, x);
+}
+
 void implement(torch::Library& library) {
     library.impl("exp", &megatron_ext::exp);
     library.impl("log", &megatron_ext::log);
@@ -77,5 +99,9 @@ TORCH_LIBRARY_IMPL(megatron_ext, Meta, library) {
     library.impl("log", &megatron_ext::log_meta);
     library.impl("row_sum", &megatron_ext::row_sum_meta);
 }
-TORCH_LIBRARY_IMPL(megatron_ext, Autograd, library) { megatron_ext::refuse_gradients(library, {"exp", "log", "row_sum"}); }
+TORCH_LIBRARY_IMPL(megatron_ext, Autograd, library) {
+    library.impl("exp", &megatron_ext::exp_autograd);
+    library.impl("log", &megatron_ext::log_autograd);
+    library.impl("row_sum", &megatron_ext::row_sum_autograd);
+}
 MEGATRON_EXT_IMPLEMENT(megatron_ext::implement)

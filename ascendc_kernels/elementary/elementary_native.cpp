@@ -26,34 +26,34 @@ inline Lanes neighbour_sums(Lanes a, Lanes b) {
     return __builtin_shuffle(a, b, LaneIndices{0, 2, 8, 10, 4, 6, 12, 14}) + __builtin_shuffle(a, b, LaneIndices{1, 3, 9, 11, 5, 7, 13, 15});
 }
 
-// Lane i: the tree over the eight lanes of v[i].
-inline Lanes lane_trees(const Lanes* v) {
-    const Lanes low = neighbour_sums(neighbour_sums(v[0], v[1]), neighbour_sums(v[2], v[3]));
-    const Lanes high = neighbour_sums(neighbour_sums(v[4], v[5]), neighbour_sums(v[6], v[7]));
+// Lane i: the tree over the eight lanes of get(i).
+template <typename Get>
+inline Lanes lane_trees(Get get) {
+    const Lanes low = neighbour_sums(neighbour_sums(get(0), get(1)), neighbour_sums(get(2), get(3)));
+    const Lanes high = neighbour_sums(neighbour_sums(get(4), get(5)), neighbour_sums(get(6), get(7)));
     return __builtin_shuffle(low, high, LaneIndices{0, 1, 2, 3, 8, 9, 10, 11}) + __builtin_shuffle(low, high, LaneIndices{4, 5, 6, 7, 12, 13, 14, 15});
 }
 
-// The first three levels of a block's tree.
+// The first three levels of the tree of a block.
 inline Lanes vector_sums(const float* block) {
-    Lanes v[kLanes];
-    for (Index i = 0; i < kLanes; ++i) v[i] = load(block + i * kLanes);
-    return lane_trees(v);
+    return lane_trees([=](Index i) { return load(block + i * kLanes); });
 }
 
-// row_sum of sums.h, eight blocks at a time.
+// row_sum of sums.h; where there are eight blocks, their last three levels are computed together.
 inline float sum_of_row(const float* x, Index width) {
+    constexpr Index kBlocks = kLanes * kRowSumBlock;
     float total = 0.0f;
-    for (Index first = 0; first < width; first += kLanes * kRowSumBlock) {
-        const Index live = std::min(kLanes, (width - first + kRowSumBlock - 1) / kRowSumBlock);
-        Lanes blocks[kLanes] = {};
-        for (Index b = 0; b < live; ++b) {
-            const Index at = first + b * kRowSumBlock, left = width - at;
-            float padded[kRowSumBlock] = {};
-            if (left < kRowSumBlock) std::copy_n(x + at, left, padded);
-            blocks[b] = vector_sums(left < kRowSumBlock ? padded : x + at);
-        }
-        const Lanes sums = lane_trees(blocks);
-        for (Index b = 0; b < live; ++b) total = total + sums[b];
+    Index first = 0;
+    for (; first + kBlocks <= width; first += kBlocks) {
+        const Lanes sums = lane_trees([=](Index b) { return vector_sums(x + first + b * kRowSumBlock); });
+        for (Index b = 0; b < kLanes; ++b) total = total + sums[b];
+    }
+    for (; first < width; first += kRowSumBlock) {
+        const Index left = std::min(kRowSumBlock, width - first);
+        float padded[kRowSumBlock] = {}, sums[kLanes];
+        std::copy_n(x + first, left, padded);
+        store(sums, vector_sums(padded));
+        total = total + pair_tree(sums, kLanes);
     }
     return total;
 }

@@ -169,7 +169,8 @@ class Rotary {
 
     __aicore__ inline void Compute(const Tile& tile) {
         const uint32_t count = tile.Rows() * stride_;
-        AscendC::LocalTensor<T> in = in_.template DeQue<T>(), out = out_.template AllocTensor<T>();
+        AscendC::LocalTensor<T> in = in_.template DeQue<T>();
+        AscendC::LocalTensor<T> out = out_.template AllocTensor<T>();
         AscendC::Cast(x_, in, AscendC::RoundMode::CAST_NONE, count);
         if (2 * tiling_.pairs < tiling_.head_dim)  // what does not rotate passes through, its bits as they are
             AscendC::Adds(out.template ReinterpretCast<int16_t>(), in.template ReinterpretCast<int16_t>(), int16_t(0), int32_t(count));
