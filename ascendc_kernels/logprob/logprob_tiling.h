@@ -15,7 +15,7 @@ struct LogprobTiling {
 };
 
 constexpr int64_t kLogprobMaxSegments = 64;   // the segment sums of a row are one repeat, whose sum is the tree over them
-constexpr int64_t kLogprobTile = 4096;        // columns in UB at a time, a multiple of 64: seven buffers of them fit into 192 KB
+constexpr int64_t kLogprobTile = 4096;        // columns in UB at a time, a multiple of 64; the gradient has eight such buffers, 128 of 192 KB
 constexpr int64_t kLogprobSumTile = 64 + kLogprobTile;  // the running sum is the first of 64 lanes before the terms of a tile
 
 }  // namespace megatron_ext
