@@ -8,7 +8,6 @@ namespace megatron_ext {
 
 constexpr uint32_t kLogprobRepeat = MEGATRON_EXT_ROW_SUM_BLOCK;  // fp32 lanes of a repeat, which ReduceSum adds as one tree
 constexpr uint32_t kLogprobOne = 8;                              // fp32 elements of the smallest buffer, one DataBlock
-constexpr int32_t kMinusInfinityBits = int32_t(0xFF800000), kNanBits = int32_t(0x7FC00000);
 
 // One row of logits after another, tile by tile, divided by its temperature on the fly.
 class LogprobRows {
@@ -62,7 +61,7 @@ class LogprobRows {
     // max_[0] = max(x) / t + 0: the quotients' maximum is the maximum's quotient, since rounding keeps an order and t > 0.
     __aicore__ inline void Max() {
         if (tiling_.valid == 0) {
-            AscendC::Duplicate(max_.ReinterpretCast<int32_t>(), kMinusInfinityBits, int32_t(kLogprobOne));
+            AscendC::Duplicate(max_, -__builtin_inff(), int32_t(kLogprobOne));
             AscendC::PipeBarrier<PIPE_V>();
             return;
         }
@@ -246,7 +245,7 @@ class TokenLogprob {
         if (id >= 0 && id < rows_.tiling_.valid)
             AscendC::Duplicate(value_, rows_.logits_.GetValue(rows_.row_ + uint64_t(id)), int32_t(kLogprobOne));
         else
-            AscendC::Duplicate(value_.ReinterpretCast<int32_t>(), kNanBits, int32_t(kLogprobOne));
+            AscendC::Duplicate(value_, __builtin_nanf(""), int32_t(kLogprobOne));
         AscendC::PipeBarrier<PIPE_V>();
     }
     __aicore__ inline void Compute(float row_max) {

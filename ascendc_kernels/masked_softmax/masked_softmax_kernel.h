@@ -116,8 +116,6 @@ class MaskedSoftmax {
     }
 
  private:
-    static constexpr int32_t kMinusInfinityBits = int32_t(0xFF800000);
-
     MaskedSoftmaxTiling tiling_;
     SoftmaxSum sum_;
     AscendC::GlobalTensor<T> x_, y_;
@@ -143,7 +141,7 @@ class MaskedSoftmax {
 
     __aicore__ inline void Visible(int64_t row, int64_t end) {
         const bool again = end > kMaskedSoftmaxTile;  // the row does not stay in UB
-        AscendC::Duplicate(max_.template ReinterpretCast<int32_t>(), kMinusInfinityBits, int32_t(kSoftmaxOne));
+        AscendC::Duplicate(max_, -__builtin_inff(), int32_t(kSoftmaxOne));
         AscendC::PipeBarrier<PIPE_V>();
         for (int64_t first = 0; first < end; first += kMaskedSoftmaxTile) {
             Load(row, first, sum_.TileOf(first, end));
@@ -184,7 +182,7 @@ class MaskedSoftmax {
         AscendC::PipeBarrier<PIPE_V>();
         if (!tiling_.masked) return;
         LoadMask(MaskRow(row) + uint64_t(first), count);
-        Keep(work_, MinusInfinity(), count);
+        Keep(work_, -__builtin_inff(), count);
     }
 
     __aicore__ inline void LoadMask(uint64_t at, uint32_t count) {
@@ -243,11 +241,6 @@ class MaskedSoftmax {
         AscendC::Duplicate(work_, 0.0f, int32_t(count));
         AscendC::PipeBarrier<PIPE_V>();
         Store(row, first, count);
-    }
-
-    __aicore__ inline float MinusInfinity() const {
-        const int32_t bits = kMinusInfinityBits;
-        return *(const float*)&bits;
     }
 };
 
