@@ -1,5 +1,6 @@
 // torch.ops.megatron_ext: vocab_max, vocab_exp_sum, logprob_from_parts, vocab_dlogits, token_logprob, log_softmax.
 #include <ATen/ops/div.h>
+#include <ATen/ops/full.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "binding.h"
@@ -81,7 +82,9 @@ at::Tensor vocab_max(const at::Tensor& logits, int64_t valid, const OptionalTens
     check_logits("vocab_max", logits);
     check_valid("vocab_max", valid, logits);
     check_temperature("vocab_max", temperature, logits);
-    const at::Tensor row_max = empty_rows(logits), divisor = dense_temperature("vocab_max", temperature);
+    const at::Tensor divisor = dense_temperature("vocab_max", temperature);
+    if (valid == 0) return at::full({logits.size(0)}, -std::numeric_limits<float>::infinity(), logits.options());
+    const at::Tensor row_max = empty_rows(logits);
     if (logits.size(0) == 0) return row_max;
     const LogprobTiling tiling = tiling_of(logits, divisor, valid, 1);
     kernel.run(logits.device(), {data(logits), optional_data(divisor), mutable_data(row_max)}, &tiling, row_blocks(logits), Path::kNative);

@@ -40,7 +40,6 @@ inline void over_rows(const KernelCall& call, const LogprobTiling& tiling, doubl
 // The maximum of the quotients is the quotient of the maximum: rounding keeps an order, and t > 0.
 template <bool kScaled>
 float row_maximum(const Row<kScaled>& row, Index valid) {
-    if (valid == 0) return -std::numeric_limits<float>::infinity();
     const float largest = maximum(row.x, valid);
     return (kScaled ? largest / row.temperature : largest) + 0.0f;
 }
