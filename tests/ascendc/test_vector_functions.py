@@ -255,6 +255,8 @@ def test_cast_to_and_from_integers(lib):
     assert_equal_bits(lib.vector("Cast_f32_i32", [whole], torch.zeros(8), [8, RINT]), whole.float())
     truncated = torch.tensor([0.0, 1.0, -1.0, 2.0**24, -(2.0**24), 2.0**24 + 2, 2.0**31 - 128, -(2.0**31)])
     assert_equal_bits(lib.vector("Cast_f32_i32", [whole], torch.zeros(8), [8, TRUNC]), truncated)
+    every_byte = torch.arange(256, dtype=torch.uint8)
+    assert_equal_bits(lib.vector("Cast_f16_u8", [every_byte], torch.zeros(256, dtype=torch.float16), [256, 0]), every_byte.half())
 
 
 def test_cast_repeats(lib):
