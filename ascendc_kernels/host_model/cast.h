@@ -25,13 +25,15 @@ inline void with_conversion(RoundMode mode, Site site, Run run) {
     }
 }
 
-template <typename T>
-constexpr bool is_short_float = is_one_of<T, half, bfloat16_t>;
+// Pairs whose lanes go through fp32: one of the two is a 16-bit float, the other has lanes as well.
+template <typename To, typename From>
+constexpr bool has_cast_lanes = (is_one_of<To, half, bfloat16_t> && is_one_of<From, float, half, bfloat16_t>) ||
+                                (is_one_of<From, half, bfloat16_t> && std::is_same_v<To, float>);
 
 template <typename To, typename From, typename Convert>
 inline void cast_flat(To* to, const From* from, uint32_t count, RoundMode mode, Convert convert) {
     uint32_t i = 0;
-    if constexpr (is_short_float<To> || is_short_float<From>)
+    if constexpr (has_cast_lanes<To, From>)
         if (mode == RoundMode::CAST_NONE || mode == RoundMode::CAST_RINT)
             for (; i + kLanes <= count; i += kLanes) store_narrow(to + i, load_wide(from + i));
     for (; i < count; ++i) to[i] = convert(from[i]);
