@@ -36,8 +36,8 @@ inline Lanes repeat_sums(const float* first, uint64_t step) {
 
 // Sums of the adjacent pairs of sixteen floats.
 inline Lanes pair_sums(const float* from) {
-    const IntLanes in_order = {0, 1, 4, 5, 2, 3, 6, 7};
-    return __builtin_shuffle(combine_pairs(load_wide(from), load_wide(from + kLanes), AddOp()), in_order);
+    const TwoLanes halves = lower_and_upper(load_wide(from), load_wide(from + kLanes));
+    return combine_pairs(halves.first, halves.second, AddOp());
 }
 
 // The results of all repeats, each repeat in one piece; results[r * dst_step ...].
@@ -142,21 +142,22 @@ struct Maximum {
 
 // The first of two that Maximum::offer would keep: the larger one, the earlier of equals, NaN before all.
 struct FirstMaxOp {
-    Lanes operator()(Lanes earlier, Lanes later) const { return ((later > earlier) | ((later != later) & (earlier == earlier))) ? later : earlier; }
+    Lanes operator()(Lanes earlier, Lanes later) const { return pick(greater(later, earlier) | (is_nan(later) & ~is_nan(earlier)), later, earlier); }
 };
 
 // Where `value` stands first; lanes beyond count are not looked at. NaN finds NaN.
 template <typename T>
 inline uint32_t first_index(const T* values, uint32_t count, float value) {
     const Lanes wanted = all_lanes(value);
-    const bool is_nan = value != value;
+    const bool nan = is_nan(value);
+    const auto equal = [](auto x, auto y) { return x == y; };
     uint32_t i = 0;
     for (; i + kLanes <= count; i += kLanes) {
         const Lanes x = load_wide(values + i);
-        const uint32_t found = lane_bits(is_nan ? x != x : x == wanted);
+        const uint32_t found = lane_bits(nan ? is_nan(x) : compare_lanes(x, wanted, equal));
         if (found) return i + uint32_t(__builtin_ctz(found));
     }
-    while (is_nan ? float(values[i]) == float(values[i]) : float(values[i]) != value) ++i;
+    while (nan ? !is_nan(float(values[i])) : float(values[i]) != value) ++i;
     return i;
 }
 

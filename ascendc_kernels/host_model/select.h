@@ -5,16 +5,16 @@
 
 namespace ascendc_host {
 
-// Calls run with the comparison of a mode known at run time, on lanes.
+// Calls run with the comparison of a mode known at run time, for compare_lanes.
 template <typename Run>
 inline void with_comparison(AscendC::CMPMODE mode, Run run) {
     switch (mode) {
-        case AscendC::CMPMODE::LT: return run([](Lanes a, Lanes b) { return a < b; });
-        case AscendC::CMPMODE::GT: return run([](Lanes a, Lanes b) { return a > b; });
-        case AscendC::CMPMODE::EQ: return run([](Lanes a, Lanes b) { return a == b; });
-        case AscendC::CMPMODE::LE: return run([](Lanes a, Lanes b) { return a <= b; });
-        case AscendC::CMPMODE::GE: return run([](Lanes a, Lanes b) { return a >= b; });
-        case AscendC::CMPMODE::NE: return run([](Lanes a, Lanes b) { return a != b; });
+        case AscendC::CMPMODE::LT: return run([](auto a, auto b) { return a < b; });
+        case AscendC::CMPMODE::GT: return run([](auto a, auto b) { return a > b; });
+        case AscendC::CMPMODE::EQ: return run([](auto a, auto b) { return a == b; });
+        case AscendC::CMPMODE::LE: return run([](auto a, auto b) { return a <= b; });
+        case AscendC::CMPMODE::GE: return run([](auto a, auto b) { return a >= b; });
+        case AscendC::CMPMODE::NE: return run([](auto a, auto b) { return a != b; });
     }
 }
 
@@ -22,12 +22,13 @@ inline void with_comparison(AscendC::CMPMODE mode, Run run) {
 template <typename T, typename Other>
 inline void compare_bits(uint8_t* dst, const T* src0, Other other, AscendC::CMPMODE mode, uint32_t count) {
     with_comparison(mode, [=](auto compare) {
-        for (uint32_t i = 0; i + kLanes <= count; i += kLanes) dst[i / kLanes] = uint8_t(lane_bits(compare(load_wide(src0 + i), other(i))));
+        for (uint32_t i = 0; i + kLanes <= count; i += kLanes)
+            dst[i / kLanes] = uint8_t(lane_bits(compare_lanes(load_wide(src0 + i), other(i), compare)));
     });
 }
 
 // Elements of which a lane's mask chooses one, in vectors of their own width.
-inline Lanes choose(uint32_t bits, const float* chosen, Lanes otherwise) { return lanes_of(bits) ? load_wide(chosen) : otherwise; }
+inline Lanes choose(uint32_t bits, const float* chosen, Lanes otherwise) { return pick(lanes_of(bits), load_wide(chosen), otherwise); }
 inline ShortLanes choose(uint32_t bits, const half* chosen, ShortLanes otherwise) {
     return short_lanes_of(bits) ? *reinterpret_cast<const ShortLanes*>(chosen) : otherwise;
 }
@@ -56,11 +57,14 @@ inline void select(const Instruction& instruction, const AscendC::LocalTensor<T>
     const T* chosen = src0.host_data();
     T* to = dst.host_data();
     uint32_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) *reinterpret_cast<StoredLanes<T>*>(to + i) = choose(bits[i / kLanes], chosen + i, other(i));
+    for (; i + kLanes <= count; i += kLanes) {
+        const auto elements = choose(bits[i / kLanes], chosen + i, other(i));
+        std::memcpy(to + i, &elements, sizeof(elements));
+    }
     if (i == count) return;
     T last[kLanes] = {};  // fewer than eight: what lies beyond count stays
     std::memcpy(last, chosen + i, (count - i) * sizeof(T));
-    const StoredLanes<T> rest = choose(bits[i / kLanes], last, other(i));
+    const auto rest = choose(bits[i / kLanes], last, other(i));
     std::memcpy(to + i, &rest, (count - i) * sizeof(T));
 }
 

@@ -32,11 +32,11 @@ struct DivOp {
 // NaN if either is NaN; which zero max(-0, +0) gives is not documented, here it is the second operand.
 struct MaxOp {
     template <typename V>
-    V operator()(V a, V b) const { return (a > b) | (a != a) ? a : b; }
+    V operator()(V a, V b) const { return pick(greater(a, b) | is_nan(a), a, b); }
 };
 struct MinOp {
     template <typename V>
-    V operator()(V a, V b) const { return (a < b) | (a != a) ? a : b; }
+    V operator()(V a, V b) const { return pick(greater(b, a) | is_nan(a), a, b); }
 };
 
 // A function of one lane, on all of them.
@@ -105,7 +105,7 @@ inline __attribute__((always_inline)) void store_repeat(float* dst, Stride strid
     for (uint32_t b = 0; b < kBlocksPerRepeat; ++b) {
         float* to = lane_address(dst, stride, repeat, b * kLanes);
         if constexpr (masked)
-            megatron_ext::store(to, selected(b) ? results[b] : megatron_ext::load(to));
+            megatron_ext::store(to, pick(selected(b), results[b], megatron_ext::load(to)));
         else
             megatron_ext::store(to, results[b]);
     }
