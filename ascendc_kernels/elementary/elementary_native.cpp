@@ -39,6 +39,12 @@ inline Lanes vector_sums(const float* block) {
     return lane_trees([=](Index i) { return load(block + i * kLanes); });
 }
 
+inline float block_sum(const float* block) {
+    float sums[kLanes];
+    store(sums, vector_sums(block));
+    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
 // row_sum of sums.h; where there are eight blocks, their last three levels are computed together.
 inline float sum_of_row(const float* x, Index width) {
     constexpr Index kBlocks = kLanes * kRowSumBlock;
@@ -48,14 +54,11 @@ inline float sum_of_row(const float* x, Index width) {
         const Lanes sums = lane_trees([=](Index b) { return vector_sums(x + first + b * kRowSumBlock); });
         for (Index b = 0; b < kLanes; ++b) total = total + sums[b];
     }
-    for (; first < width; first += kRowSumBlock) {
-        const Index left = std::min(kRowSumBlock, width - first);
-        float padded[kRowSumBlock] = {}, sums[kLanes];
-        std::copy_n(x + first, left, padded);
-        store(sums, vector_sums(padded));
-        total = total + pair_tree(sums, kLanes);
-    }
-    return total;
+    for (; first + kRowSumBlock <= width; first += kRowSumBlock) total = total + block_sum(x + first);
+    if (first == width) return total;
+    float padded[kRowSumBlock] = {};
+    std::copy_n(x + first, width - first, padded);
+    return total + block_sum(padded);
 }
 
 void row_sums(const KernelCall& call, const RowSumTiling& tiling) {

@@ -50,10 +50,10 @@ class Rotary {
     AscendC::TQue<AscendC::TPosition::VECIN, 1> in_tables_;  // [cos | sin]
     AscendC::TQue<AscendC::TPosition::VECOUT, 2> out_;
     AscendC::TBuf<AscendC::TPosition::VECCALC> work_buffer_, tables_buffer_, offsets_buffer_, sign_buffer_;
-    AscendC::LocalTensor<float> x_, product_;              // [positions][heads][S]
-    AscendC::LocalTensor<float> cos_, sin_, narrow_;       // [positions][W]; narrow_: one table as it was loaded
-    AscendC::LocalTensor<uint32_t> partner_, table_entry_; // [2r] bytes, where element i finds its partner and its table entry
-    AscendC::LocalTensor<float> sign_;                     // [2r] -1 for the first of a pair
+    AscendC::LocalTensor<float> x_, scaled_, product_;      // [positions][heads][S]: x, x * cos, partner * sin
+    AscendC::LocalTensor<float> cos_, sin_, narrow_;        // [positions][W]; narrow_: one table as it was loaded
+    AscendC::LocalTensor<uint32_t> partner_, table_entry_;  // [2r] bytes, where element i finds its partner and its table entry
+    AscendC::LocalTensor<float> sign_;                      // [2r] -1 for the first of a pair
 
     // One tile of heads.
     struct Tile {
@@ -71,10 +71,11 @@ class Rotary {
         pipe->InitBuffer(in_, 2, elements * sizeof(T));
         pipe->InitBuffer(out_, 2, elements * sizeof(T));
         pipe->InitBuffer(in_tables_, 1, 2 * positions * narrow_width_ * sizeof(T));
-        pipe->InitBuffer(work_buffer_, 2 * elements * sizeof(float));
+        pipe->InitBuffer(work_buffer_, 3 * elements * sizeof(float));
         pipe->InitBuffer(tables_buffer_, (2 * table + positions * narrow_width_) * sizeof(float));
         x_ = work_buffer_.template Get<float>();
-        product_ = x_[elements];
+        scaled_ = x_[elements];
+        product_ = x_[2 * elements];
         cos_ = tables_buffer_.template Get<float>();
         sin_ = cos_[table];
         narrow_ = cos_[2 * table];
@@ -114,8 +115,7 @@ class Rotary {
         } else {
             RepeatTables(tables, tables[table], positions);
         }
-        AscendC::PipeBarrier<PIPE_V>();
-        in_tables_.FreeTensor(tables);
+        in_tables_.FreeTensor(tables);  // what was computed is read behind the first barrier of Compute
     }
 
     __aicore__ inline void LoadTable(const AscendC::LocalTensor<T>& to, const AscendC::GlobalTensor<T>& from, int64_t stride,
@@ -177,8 +177,7 @@ class Rotary {
         AscendC::PipeBarrier<PIPE_V>();
         in_.FreeTensor(in);
         MultiplyPartners(tile);
-        AscendC::PipeBarrier<PIPE_V>();
-        MultiplyByTable(x_, x_, cos_, 2 * pairs_, tile);
+        MultiplyByTable(scaled_, x_, cos_, 2 * pairs_, tile);
         AscendC::PipeBarrier<PIPE_V>();
         Finish(out, tile.Rows());
         out_.EnQue(out);
@@ -209,17 +208,16 @@ class Rotary {
             }
     }
 
-    // out = round(x_ + product_) where elements rotate
+    // out = round(scaled_ + product_) where elements rotate
     __aicore__ inline void Finish(const AscendC::LocalTensor<T>& out, uint32_t rows) const {
         const uint8_t row = uint8_t(stride_ / kWideBlock), narrow_row = uint8_t(stride_ / kBlock);
         for (uint32_t i = 0; i < 2 * pairs_; i += kLanes)
-            AscendC::Add(x_[i], x_[i], product_[i], uint64_t(Smaller(2 * pairs_ - i, kLanes)), uint8_t(rows),
+            AscendC::Add(scaled_[i], scaled_[i], product_[i], uint64_t(Smaller(2 * pairs_ - i, kLanes)), uint8_t(rows),
                          AscendC::BinaryRepeatParams(1, 1, 1, row, row, row));
         AscendC::PipeBarrier<PIPE_V>();
         for (uint32_t i = 0; i < 2 * pairs_; i += kLanes)
-            AscendC::Cast(out[i], x_[i], AscendC::RoundMode::CAST_RINT, uint64_t(Smaller(2 * pairs_ - i, kLanes)), uint8_t(rows),
+            AscendC::Cast(out[i], scaled_[i], AscendC::RoundMode::CAST_RINT, uint64_t(Smaller(2 * pairs_ - i, kLanes)), uint8_t(rows),
                           AscendC::UnaryRepeatParams(1, 1, narrow_row, row));
-        AscendC::PipeBarrier<PIPE_V>();
     }
 
     __aicore__ inline void CopyOut(uint32_t operand, const Tile& tile) {
