@@ -28,7 +28,6 @@ class VocabDlogits {
             const uint64_t at = uint64_t(row);
             rows_.Row(row);
             AscendC::Duplicate(denominator_, exp_sum_.GetValue(at), int32_t(kLogprobTile));
-            AscendC::PipeBarrier<PIPE_V>();
             for (int64_t first = 0; first < rows_.tiling_.valid; first += kLogprobTile)
                 Tile(row, first, row_max_.GetValue(at), targets_.GetValue(at), grad_.GetValue(at));
             for (int64_t first = rows_.tiling_.valid; first < rows_.tiling_.columns; first += kLogprobTile) Padding(row, first);

@@ -83,7 +83,6 @@ class LogprobRows {
     // sum_[0] = the tree over the segments' sums of exp(x / t - m)
     __aicore__ inline void ExpSum(float row_max) {
         AscendC::Duplicate(sums_, 0.0f, int32_t(kLogprobMaxSegments));
-        AscendC::PipeBarrier<PIPE_V>();
         for (int64_t segment = 0; segment < tiling_.segments; ++segment) SegmentSum(segment, row_max);
         AscendC::ReduceSum<float>(sum_, sums_, scratch_, int32_t(kLogprobMaxSegments));
         AscendC::PipeBarrier<PIPE_V>();
@@ -117,14 +116,12 @@ class LogprobRows {
     // blocks of 64 are added one after another as in row_sum.
     __aicore__ inline void SegmentSum(int64_t segment, float row_max) {
         const int64_t begin = segment * tiling_.segment, whole = begin + tiling_.segment, end = whole < tiling_.valid ? whole : tiling_.valid;
+        if (begin >= end) return;  // padding as a whole: its sum is +0 already
         AscendC::Duplicate(terms_, 0.0f, int32_t(kLogprobRepeat));
-        AscendC::PipeBarrier<PIPE_V>();
         for (int64_t first = begin; first < end; first += kLogprobTile) {
             const uint32_t count = TileOf(first, end), padded = (count + kLogprobRepeat - 1) / kLogprobRepeat * kLogprobRepeat;
-            if (padded > count) {  // +0 beyond the tokens: a masked lane in a sum tree is undocumented
-                AscendC::Duplicate(terms_[padded], 0.0f, int32_t(kLogprobRepeat));
-                AscendC::PipeBarrier<PIPE_V>();
-            }
+            // +0 beyond the tokens: a masked lane in a sum tree is undocumented
+            if (padded > count) AscendC::Duplicate(terms_[padded], 0.0f, int32_t(kLogprobRepeat));
             AscendC::LocalTensor<float> x = Load(first, count);
             BelowMax(x, row_max, count);
             AscendC::Exp(terms_[kLogprobRepeat], x, int32_t(count));

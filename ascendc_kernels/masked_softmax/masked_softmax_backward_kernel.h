@@ -70,7 +70,6 @@ class MaskedSoftmaxBackward {
         Widen(dp_wide_, in[kSoftmaxTile], count);
         in_.FreeTensor(in);
         AscendC::Compares(keep_, p_wide_, 0.0f, AscendC::CMPMODE::NE, (count + kSoftmaxRepeat - 1) / kSoftmaxRepeat * kSoftmaxRepeat);
-        AscendC::PipeBarrier<PIPE_V>();
     }
 
     __aicore__ inline void Keep(const AscendC::LocalTensor<float>& x, uint32_t count) const {

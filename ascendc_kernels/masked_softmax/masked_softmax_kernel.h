@@ -24,7 +24,6 @@ class SoftmaxSum {
 
     __aicore__ inline void Start() const {
         AscendC::Duplicate(running_, 0.0f, int32_t(kSoftmaxRepeat));
-        AscendC::PipeBarrier<PIPE_V>();
     }
 
     // +0 in the lanes from `count` to the end of a repeat, before terms are written: a masked lane in a sum tree is undocumented.
@@ -40,7 +39,6 @@ class SoftmaxSum {
         AscendC::ReduceSum<float>(one_, running_, scratch_, int32_t(kSoftmaxRepeat + padded));
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Adds(running_, one_, 0.0f, 1);
-        AscendC::PipeBarrier<PIPE_V>();
     }
 
     // Element 0 as a number of the scalar unit, after what the vector unit was told before and before what it is told next.
@@ -104,7 +102,6 @@ class MaskedSoftmax {
         keep_ = keep_buffer_.template Get<uint8_t>();
         max_ = max_buffer_.template Get<float>();
         AscendC::Duplicate(wide_mask_.template ReinterpretCast<int16_t>(), int16_t(0), int32_t(kSoftmaxTile));  // Compares reads whole repeats
-        AscendC::PipeBarrier<PIPE_V>();
     }
 
     __aicore__ inline void Process() {
@@ -142,7 +139,6 @@ class MaskedSoftmax {
     __aicore__ inline void Visible(int64_t row, int64_t end) {
         const bool again = end > kMaskedSoftmaxTile;  // the row does not stay in UB
         AscendC::Duplicate(max_, -__builtin_inff(), int32_t(kSoftmaxOne));
-        AscendC::PipeBarrier<PIPE_V>();
         for (int64_t first = 0; first < end; first += kMaskedSoftmaxTile) {
             Load(row, first, sum_.TileOf(first, end));
             Max(sum_.TileOf(first, end));
@@ -207,7 +203,6 @@ class MaskedSoftmax {
         AscendC::ReduceMax(sum_.one_, work_, sum_.scratch_, int32_t(count));
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Max(max_, max_, sum_.one_, 1);
-        AscendC::PipeBarrier<PIPE_V>();
     }
 
     // terms = exp(work - max), +0 where masked

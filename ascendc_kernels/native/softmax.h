@@ -25,6 +25,24 @@ inline bool any(IntLanes lanes) {
 #endif
 }
 
+// The larger one, b where either is NaN.
+inline Lanes larger(Lanes a, Lanes b) {
+#ifdef __AVX2__
+    return Lanes(_mm256_max_ps(__m256(a), __m256(b)));
+#else
+    return a > b ? a : b;
+#endif
+}
+
+// Lanes where a or b is NaN.
+inline IntLanes unordered(Lanes a, Lanes b) {
+#ifdef __AVX2__
+    return IntLanes(_mm256_cmp_ps(__m256(a), __m256(b), _CMP_UNORD_Q));
+#else
+    return (a != a) | (b != b);
+#endif
+}
+
 // exp_f32 of kTogether vectors of x <= 0, -inf and NaN, in place. 2^n is applied as 2^(n + 64), which no such n takes out of the normal
 // numbers, so that adding to the exponent is exact, and then 2^-64, which rounds once, as exp_f32 does.
 inline void exp_below_zero(Lanes* x) {
@@ -32,7 +50,7 @@ inline void exp_below_zero(Lanes* x) {
     constexpr float kRoundShift = 12582912.0f + 64.0f;  // its last bits count whole numbers from 64
     constexpr float kTaylor[] = {float(1.0 / 720), float(1.0 / 120), float(1.0 / 24), float(1.0 / 6), 0.5f};
     Lanes shifted[kTogether], p[kTogether];
-    for (Index v = 0; v < kTogether; ++v) x[v] = x[v] < -104.0f ? splat(-104.0f) : x[v];  // false for NaN
+    for (Index v = 0; v < kTogether; ++v) x[v] = larger(splat(-104.0f), x[v]);
     for (Index v = 0; v < kTogether; ++v) shifted[v] = x[v] * kLog2E + kRoundShift;
     for (Index v = 0; v < kTogether; ++v) x[v] = (x[v] - (shifted[v] - kRoundShift) * kLn2Hi) - (shifted[v] - kRoundShift) * kLn2Lo;
     for (Index v = 0; v < kTogether; ++v) p[v] = splat(float(1.0 / 5040));
@@ -95,10 +113,11 @@ inline float maximum(const float* x, Index n) {
     for (Lanes& lanes : best) lanes = splat(x[0]);
     Index i = 0;
     for (; i + kTogether * kLanes <= n; i += kTogether * kLanes)
-        for (Index v = 0; v < kTogether; ++v) {
-            const Lanes next = load(x + i + v * kLanes);
-            best[v] = best[v] > next ? best[v] : next;
-            bad |= next != next;
+        for (Index v = 0; v < kTogether; v += 2) {
+            const Lanes first = load(x + i + v * kLanes), second = load(x + i + (v + 1) * kLanes);
+            best[v] = larger(best[v], first);
+            best[v + 1] = larger(best[v + 1], second);
+            bad |= unordered(first, second);
         }
     if (any(bad)) return std::numeric_limits<float>::quiet_NaN();
     float result = x[0];
