@@ -12,6 +12,14 @@ from megatron_ext.reference import elementary, sums
 op = torch.ops.megatron_ext
 
 
+def exercise() -> None:
+    """Every kernel of the folder, over several tiles of every loop."""
+    op.exp(torch.randn(20_000))
+    op.log(torch.rand(20_000))
+    op.row_sum(torch.randn(2, 20_000))
+    op.row_sum(torch.randn(200, 100))
+
+
 @pytest.mark.parametrize("name", ["exp", "log"])
 def test_the_whole_range(implementation, name):
     """One in 65,003 of all fp32 bit patterns, NaN payloads aside: many tiles, the last one short."""

@@ -13,6 +13,14 @@ op = torch.ops.megatron_ext
 SHAPES = [(1, 1, 1), (40, 5, 33), (300, 7, 128), (5, 3, 9000), (2100, 400, 16)]  # tokens, vocabulary, hidden
 
 
+def exercise() -> None:
+    """Every kernel of the folder, over several tiles of every loop."""
+    ids = torch.arange(-1, 59) % 7
+    op.embedding(ids - 1, normal(7, 5000))
+    op.embedding_wgrad_(torch.zeros(7, 5000), ids - 1, normal(60, 5000))
+    op.embedding_wgrad_(torch.zeros(7, 16), torch.arange(1100) % 7, normal(1100, 16))
+
+
 def token_ids(*shape: int, rows: int, seed: int = 0) -> torch.Tensor:
     """One in rows + 1 lies on another rank; so do two whose low 32 bits are those of a row here."""
     ids = torch.randint(-1, rows, shape, generator=torch.Generator().manual_seed(seed))

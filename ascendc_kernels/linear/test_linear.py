@@ -24,6 +24,17 @@ DGRAD_SHAPES = [(17, 256, 37, 4, False), (17, 256, 37, 4, True), (1, 96, 40, 4, 
 WGRAD_SHAPES = [(13, 37, (0, 17, 18, 41)), (48, 64, (0, 16)), (130, 144, (0, 1, 1, 40)), (1, 1, (0, 5)), (16, 23, (0, 0, 7, 7)), (50, 16, (0, 270))]
 
 
+def exercise() -> None:
+    """Every kernel of the folder, over several tiles and pieces."""
+    x, w = normal(130, 256), normal(144, 256, seed=1)
+    for order in range(len(MMAD_ORDERS)):
+        op.linear(x, w, 8, order)
+        op.linear_fp32(x, w, 8, order)
+        op.dgrad(normal(130, 144), w, 2, True, order)
+        op.dgrad_fp32(normal(130, 144), w, 2, False, order)
+        op.wgrad_(torch.zeros(144, 256), normal(130, 144), x, (0, 17, 130), order)
+
+
 def code(mmad_order: str) -> int:
     return MMAD_ORDERS.index(mmad_order)
 

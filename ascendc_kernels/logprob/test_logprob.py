@@ -19,6 +19,19 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(1, 16, 16, 1), (3, 512, 500, 8), (2, 512, 130, 8), (5, 1008, 1001, 1), (2, 9216, 9216, 2), (1, 17_280, 17_200, 4), (2, 64, 0, 4), (2, 64, 7, 4)]
 
 
+def exercise() -> None:
+    """Every kernel of the folder, over several tiles of every loop, with and without a temperature."""
+    logits, ids, grad = torch.randn(3, 9216), torch.tensor([0, 9000, 17]), torch.ones(3)
+    for temperature in (None, torch.tensor([0.5, 1.0, 2.0])):
+        row_max = op.vocab_max(logits, 9000, temperature)
+        exp_sum = op.vocab_exp_sum(logits, row_max, 9000, 2, temperature)
+        for dtype in DTYPES:
+            op.vocab_dlogits(logits, row_max, exp_sum, ids, grad, 9000, dtype, temperature)
+        op.token_logprob(logits, ids, temperature, 2)
+        op.log_softmax(logits, temperature, 2)
+    op.logprob_from_parts(torch.randn(9000), torch.randn(9000), torch.rand(9000))
+
+
 def logits_of(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
     """Spread from where exp gives subnormals and zeros up to the maximum, with ties and zeros of both signs."""
     x = normal(rows, columns, dtype=torch.float32, seed=seed, scale=4.0)

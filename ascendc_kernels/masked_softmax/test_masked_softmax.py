@@ -16,6 +16,16 @@ SCALE = 0.088388
 SHAPES = [(1, 1, 1, 1), (2, 3, 5, 64), (1, 2, 17, 130), (3, 40), (2, 2, 1000), (1, 1, 2, 5000), (1, 1, 1, 8192)]
 
 
+def exercise() -> None:
+    """Every kernel of the folder, over several tiles of every loop."""
+    for dtype in (torch.float32, torch.bfloat16):
+        for x in (normal(3, 9000, dtype=dtype), normal(3, 70, dtype=dtype)):
+            p = op.masked_softmax(x, torch.rand(x.shape) < 0.3, SCALE)
+            op.masked_softmax(x, None, SCALE)
+            op.masked_softmax(x, None, SCALE, True)
+            op.masked_softmax_backward(x, p, SCALE)
+
+
 @pytest.fixture(params=[torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
 def dtype(request):
     return request.param

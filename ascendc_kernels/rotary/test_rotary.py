@@ -15,6 +15,13 @@ SHAPES = [(1, 32, 128, 64), (17, 5, 128, 64), (90, 3, 64, 16), (3, 300, 16, 8), 
 LAYOUTS = pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
 
 
+def exercise() -> None:
+    """Every kernel of the folder, over several tiles of every loop."""
+    for interleaved in (False, True):
+        for tokens, heads, head_dim, r in ((90, 3, 64, 16), (2, 300, 16, 8)):
+            op.apply_rope(normal(tokens, heads, head_dim), normal(tokens, r), normal(tokens, r), interleaved)
+
+
 def tables(positions: int, pairs: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     return rope.rope_tables(torch.arange(positions) * 37, 2 * pairs, 1e4, dtype)
 

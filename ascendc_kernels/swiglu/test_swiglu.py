@@ -13,6 +13,13 @@ op = torch.ops.megatron_ext
 SHAPES = [(1, 2), (17, 66), (200, 96), (3, 1536), (2, 8200), (300, 14)]  # of gate_up: one to many tiles, in rows and in columns
 
 
+def exercise() -> None:
+    """Every kernel of the folder, over several tiles of every loop."""
+    for rows, width in ((300, 64), (2, 4100)):
+        op.swiglu(normal(rows, 2 * width))
+        op.swiglu_backward(normal(rows, width), normal(rows, 2 * width))
+
+
 def gates_and_ups(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     """Gates over the range in which a sigmoid changes, some beyond it."""
     x = normal(*shape, dtype=dtype, scale=20)
