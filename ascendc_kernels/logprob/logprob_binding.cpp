@@ -1,6 +1,7 @@
 // torch.ops.megatron_ext: vocab_max, vocab_exp_sum, logprob_from_parts, vocab_dlogits, token_logprob, log_softmax.
 #include <ATen/ops/div.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "binding.h"
@@ -104,7 +105,9 @@ void check_exp_sum(const at::Tensor& logits, const at::Tensor& row_max, int64_t 
 at::Tensor vocab_exp_sum(const at::Tensor& logits, const at::Tensor& row_max, int64_t valid, int64_t segments, const OptionalTensor& temperature) {
     static const Kernel kernel("vocab_exp_sum_f32");
     check_exp_sum(logits, row_max, valid, segments, temperature);
-    const at::Tensor exp_sum = empty_rows(logits), divisor = dense_temperature("vocab_exp_sum", temperature), dense_max = row_max.contiguous();
+    const at::Tensor divisor = dense_temperature("vocab_exp_sum", temperature), dense_max = row_max.contiguous();
+    if (valid == 0) return at::zeros({logits.size(0)}, logits.options());
+    const at::Tensor exp_sum = empty_rows(logits);
     if (logits.size(0) == 0) return exp_sum;
     const LogprobTiling tiling = tiling_of(logits, divisor, valid, segments);
     kernel.run(logits.device(), {data(logits), optional_data(divisor), data(dense_max), mutable_data(exp_sum)}, &tiling, row_blocks(logits),
