@@ -188,7 +188,8 @@ void check_ids(const at::Tensor& ids, int64_t vocabulary) {
     if (!ids.is_cpu()) return;
     const int64_t* values = ids.const_data_ptr<int64_t>();
     for (int64_t i = 0; i < ids.numel(); ++i)
-        TORCH_CHECK_INDEX(values[i] >= 0 && values[i] < vocabulary, "token_logprob: ids must be in [0, ", vocabulary, "), found ", values[i], " at ", i);
+        TORCH_CHECK_INDEX(values[i] >= 0 && values[i] < vocabulary, "token_logprob: ids must be in [0, ", vocabulary, "), found ", values[i],
+                          " at ", i);
 }
 
 // (logprob, row maximum, exp sum); the gradient needs the parts.
@@ -270,8 +271,8 @@ at::Tensor log_softmax_meta(const at::Tensor& logits, const OptionalTensor& temp
 
 using PartsSchema = Parts(const at::Tensor&, const at::Tensor&, const OptionalTensor&, int64_t);
 using TokenSchema = at::Tensor(const at::Tensor&, const at::Tensor&, const OptionalTensor&, int64_t, at::ScalarType);
-using DlogitsSchema = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, at::ScalarType,
-                                 const OptionalTensor&);
+using DlogitsSchema = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t,
+                                 at::ScalarType, const OptionalTensor&);
 
 struct DifferentiableTokenLogprob : torch::autograd::Function<DifferentiableTokenLogprob> {
     static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& logits, const at::Tensor& ids,
@@ -337,6 +338,7 @@ TORCH_LIBRARY_IMPL(megatron_ext, Meta, library) {
 }
 TORCH_LIBRARY_IMPL(megatron_ext, Autograd, library) {
     library.impl("token_logprob", &megatron_ext::token_logprob_autograd);
-    megatron_ext::refuse_gradients(library, {"vocab_max", "vocab_exp_sum", "logprob_from_parts", "vocab_dlogits", "token_logprob_parts", "log_softmax"});
+    megatron_ext::refuse_gradients(
+        library, {"vocab_max", "vocab_exp_sum", "logprob_from_parts", "vocab_dlogits", "token_logprob_parts", "log_softmax"});
 }
 MEGATRON_EXT_IMPLEMENT(megatron_ext::implement)
