@@ -9,6 +9,7 @@ namespace megatron_ext {
 namespace {
 
 constexpr double kWorkOfExponent = 16, kWorkOfCopy = 4;  // an element costs about as much as so many multiply-adds of a contraction
+constexpr double kWorkInsideRow = 4;  // inside a row threads are made for each step: less is won by them, and a row of 150 000 takes one
 constexpr Index kStep = kTogether * kLanes;
 
 // A row of logits and what divides it.
@@ -61,7 +62,7 @@ float segment_sum(const Row<kScaled>& row, float row_max, Index first, Index cou
 template <bool kScaled>
 float row_exp_sum(const Row<kScaled>& row, float row_max, const LogprobTiling& tiling, Index threads) {
     float sums[kLogprobMaxSegments];
-    parallel_ranges(tiling.segments, threads, kWorkOfExponent * tiling.columns, [&](Index from, Index to) {
+    parallel_ranges(tiling.segments, threads, kWorkInsideRow * tiling.columns, [&](Index from, Index to) {
         for (Index s = from; s < to; ++s) {
             const Index first = s * tiling.segment, end = std::min(first + tiling.segment, tiling.valid);
             sums[s] = first < end ? segment_sum(row, row_max, first, end - first) : 0.0f;
@@ -109,7 +110,7 @@ void log_softmax(const KernelCall& call, const LogprobTiling& tiling) {
         const Row<kScaled> logits(call, tiling, row);
         const float row_max = row_maximum(logits, tiling.valid), log_sum = log_f32(row_exp_sum(logits, row_max, tiling, threads));
         float* out = logprobs + row * tiling.columns;
-        parallel_ranges(tiling.columns, threads, kWorkOfCopy * tiling.columns, [&](Index first, Index last) {
+        parallel_ranges(tiling.columns, threads, kWorkInsideRow * tiling.columns, [&](Index first, Index last) {
             for (Index i = first; i < last; ++i) out[i] = (logits.at(i) - row_max) - log_sum;
         });
     });
@@ -150,7 +151,7 @@ void vocab_dlogits(const KernelCall& call, const LogprobTiling& tiling) {
     over_rows(call, tiling, kWorkOfExponent, [&](Index row, Index threads) {
         const Row<kScaled> logits(call, tiling, row);
         Out* out = dlogits + row * tiling.columns;
-        parallel_ranges(tiling.valid, threads, kWorkOfExponent * tiling.valid, [&](Index first, Index last) {
+        parallel_ranges(tiling.valid, threads, kWorkInsideRow * tiling.valid, [&](Index first, Index last) {
             dlogits_range(logits, row_max[row], exp_sum[row], grad[row], first, last, out);
         });
         std::fill(out + tiling.valid, out + tiling.columns, from_float<Out>(0.0f));

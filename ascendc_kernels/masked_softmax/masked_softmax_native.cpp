@@ -27,7 +27,8 @@ inline Index visible_keys(const MaskedSoftmaxTiling& tiling, Index row) {
 
 inline const uint8_t* mask_row(const MaskedSoftmaxTiling& tiling, const uint8_t* mask, Index row) {
     const Index outer = row / tiling.queries;
-    return mask + row % tiling.queries * tiling.query_stride + outer % tiling.inner * tiling.inner_stride + outer / tiling.inner * tiling.outer_stride;
+    const Index inner = outer % tiling.inner * tiling.inner_stride + outer / tiling.inner * tiling.outer_stride;
+    return mask + row % tiling.queries * tiling.query_stride + inner;
 }
 
 // room = exp(room - max), whose sum is returned; lanes up to a whole block hold -inf, whose exponent is +0.
