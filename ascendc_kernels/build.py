@@ -62,7 +62,8 @@ def binding_flags() -> list[str]:
     """torch's headers warn about themselves, so its folders are system folders."""
     includes = [f"-isystem{TORCH_DIR / folder}" for folder in ("include", "include/torch/csrc/api/include")]
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
-    return ["-O2", "-std=c++20", f"-I{INCLUDE_DIR}", f"-I{ROOT / 'torch'}", abi, *includes]
+    # -fopenmp: at::parallel_for is sequential without it. Not for linking: the runtime must be the one that torch has loaded.
+    return ["-O2", "-std=c++20", "-fopenmp", f"-I{INCLUDE_DIR}", f"-I{ROOT / 'torch'}", abi, *includes]
 
 
 def operator_sources(kind: str) -> list[pathlib.Path]:

@@ -9,7 +9,7 @@ namespace megatron_ext {
 namespace {
 
 constexpr double kWorkOfExponent = 16, kWorkOfCopy = 4;  // an element costs about as much as so many multiply-adds of a contraction
-constexpr double kWorkInsideRow = 4;  // inside a row threads are made for each step: less is won by them, and a row of 150 000 takes one
+constexpr double kWorkInsideRow = 4;  // inside a row threads are woken for each step, so less is won by them
 constexpr Index kStep = kTogether * kLanes;
 
 // A row of logits and what divides it.
@@ -29,12 +29,12 @@ struct Row {
 // body(row, threads for this row) over all rows.
 template <typename Body>
 inline void over_rows(const KernelCall& call, const LogprobTiling& tiling, double work_of_element, Body body) {
-    if (tiling.rows < call.threads) {
-        for (Index row = 0; row < tiling.rows; ++row) body(row, Index(call.threads));
+    if (tiling.rows < call.threads.count) {
+        for (Index row = 0; row < tiling.rows; ++row) body(row, call.threads);
         return;
     }
     parallel_ranges(tiling.rows, call.threads, work_of_element * tiling.rows * tiling.columns, [&](Index first, Index last) {
-        for (Index row = first; row < last; ++row) body(row, Index(1));
+        for (Index row = first; row < last; ++row) body(row, kOneThread);
     });
 }
 
@@ -60,7 +60,7 @@ float segment_sum(const Row<kScaled>& row, float row_max, Index first, Index cou
 }
 
 template <bool kScaled>
-float row_exp_sum(const Row<kScaled>& row, float row_max, const LogprobTiling& tiling, Index threads) {
+float row_exp_sum(const Row<kScaled>& row, float row_max, const LogprobTiling& tiling, const Threads& threads) {
     float sums[kLogprobMaxSegments];
     parallel_ranges(tiling.segments, threads, kWorkInsideRow * tiling.columns, [&](Index from, Index to) {
         for (Index s = from; s < to; ++s) {
@@ -83,7 +83,7 @@ template <bool kScaled>
 void vocab_exp_sum(const KernelCall& call, const LogprobTiling& tiling) {
     const float* row_max = static_cast<const float*>(call.operands[2]);
     float* exp_sum = static_cast<float*>(call.operands[3]);
-    over_rows(call, tiling, kWorkOfExponent, [&](Index row, Index threads) {
+    over_rows(call, tiling, kWorkOfExponent, [&](Index row, const Threads& threads) {
         exp_sum[row] = row_exp_sum(Row<kScaled>(call, tiling, row), row_max[row], tiling, threads);
     });
 }
@@ -93,7 +93,7 @@ void token_logprob(const KernelCall& call, const LogprobTiling& tiling) {
     const int64_t* ids = static_cast<const int64_t*>(call.operands[2]);
     float *logprob = static_cast<float*>(call.operands[3]), *row_max = static_cast<float*>(call.operands[4]);
     float* exp_sum = static_cast<float*>(call.operands[5]);
-    over_rows(call, tiling, kWorkOfExponent, [&](Index row, Index threads) {
+    over_rows(call, tiling, kWorkOfExponent, [&](Index row, const Threads& threads) {
         const Row<kScaled> logits(call, tiling, row);
         row_max[row] = row_maximum(logits, tiling.valid);
         exp_sum[row] = row_exp_sum(logits, row_max[row], tiling, threads);
@@ -106,7 +106,7 @@ void token_logprob(const KernelCall& call, const LogprobTiling& tiling) {
 template <bool kScaled>
 void log_softmax(const KernelCall& call, const LogprobTiling& tiling) {
     float* logprobs = static_cast<float*>(call.operands[2]);
-    over_rows(call, tiling, kWorkOfExponent, [&](Index row, Index threads) {
+    over_rows(call, tiling, kWorkOfExponent, [&](Index row, const Threads& threads) {
         const Row<kScaled> logits(call, tiling, row);
         const float row_max = row_maximum(logits, tiling.valid), log_sum = log_f32(row_exp_sum(logits, row_max, tiling, threads));
         float* out = logprobs + row * tiling.columns;
@@ -148,7 +148,7 @@ void vocab_dlogits(const KernelCall& call, const LogprobTiling& tiling) {
     const int64_t* targets = static_cast<const int64_t*>(call.operands[4]);
     const float* grad = static_cast<const float*>(call.operands[5]);
     Out* dlogits = static_cast<Out*>(call.operands[6]);
-    over_rows(call, tiling, kWorkOfExponent, [&](Index row, Index threads) {
+    over_rows(call, tiling, kWorkOfExponent, [&](Index row, const Threads& threads) {
         const Row<kScaled> logits(call, tiling, row);
         Out* out = dlogits + row * tiling.columns;
         parallel_ranges(tiling.valid, threads, kWorkInsideRow * tiling.valid, [&](Index first, Index last) {

@@ -90,7 +90,12 @@ void masked_softmax_backward(const KernelCall& call, const MaskedSoftmaxTiling& 
                 v[j] = weight == 0.0f ? splat(0.0f) : weight * load(dp + i + j * kLanes);
             }
         });
-        for (Index i = 0; i < keys; ++i) dx[i] = from_float<T>(p[i] == 0.0f ? 0.0f : p[i] * (dp[i] - dot) * tiling.scale);
+        const float scale = tiling.scale;
+#pragma GCC ivdep
+        for (Index i = 0; i < keys; ++i) {
+            const float everywhere = p[i] * (dp[i] - dot) * scale;  // computed where p is 0 as well: no branch
+            dx[i] = from_float<T>(p[i] == 0.0f ? 0.0f : everywhere);
+        }
     });
 }
 

@@ -1,5 +1,4 @@
 // What all bindings include of torch: parsed once, as a precompiled header (build.py).
-#pragma once
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
