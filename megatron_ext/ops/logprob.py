@@ -19,8 +19,9 @@ def temperatures(op: str, temperature: Temperature) -> torch.Tensor | None:
     if temperature is None:
         return None
     values = torch.as_tensor(temperature, dtype=torch.float32).reshape(-1)
-    check(op, bool(((values > 0) & values.isfinite()).all()), f"temperatures must be positive and finite, found {temperature}")
-    return None if bool((values == 1).all()) else values
+    if not ((values > 0) & values.isfinite()).all():
+        raise ValueError(f"{op}: temperatures must be positive and finite, found {temperature}")
+    return None if (values == 1).all() else values
 
 
 def side_by_side(logits_TV: torch.Tensor) -> torch.Tensor:
