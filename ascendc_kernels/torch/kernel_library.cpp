@@ -50,6 +50,7 @@ void Kernel::resolve() const {
 
 const char* Kernel::run_on_cpu(KernelCall call, Path preferred) const {
     if (generation_ != library_generation) resolve();
+    TORCH_CHECK(library.choice != Choice::kKernel || kernel_, "megatron_ext: MEGATRON_EXT_KERNEL_PATH=model, but ", name_, " has no Ascend C kernel");
     const bool wants_native = library.choice == Choice::kPreferred ? preferred == Path::kNative : library.choice == Choice::kNative;
     const KernelFunction function = (wants_native && native_) || !kernel_ ? native_ : kernel_;
     call.threads = {int32_t(at::get_num_threads()), &run_tasks};
