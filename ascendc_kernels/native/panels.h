@@ -13,12 +13,8 @@ template <Index Count, typename T>
 inline void transpose_columns(const T* from, Index stride, float* panel) {
 #ifdef __AVX2__
     for (Index k = 0; k < Count; k += kFractal) {
-        __m256i pairs[8];
-        transpose_pairs(from + k, stride, pairs);
-        for (Index i = 0; i < 8; ++i) {
-            store(panel + (k + 2 * i) * kPanel, lower_halves(T{}, pairs[i]));
-            store(panel + (k + 2 * i + 1) * kPanel, upper_halves(T{}, pairs[i]));
-        }
+        const Fractal<T> fractal([=](Index n) { return from + k + n * stride; });
+        for (Index i = 0; i < kFractal; ++i) store(panel + (k + i) * kPanel, fractal[i]);
     }
 #else
     float columns[kLanes][Count];
