@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the environment of this checkout: .venv with Python 3.12, the pinned packages, this package, the native library.
+# Makes the environment of this checkout: .venv with Python 3.12, the pinned packages, this package, the operators.
 # Safe to call any number of times, also at once: what is done already is skipped. About 7 GB of disk.
 set -euo pipefail
 exec </dev/null
@@ -64,11 +64,11 @@ install_packages() {
     echo "$key" >"$stamp"
 }
 
-command -v g++ >/dev/null || die "g++ is needed to build the native library and was not found; for example: apt-get install g++"
+command -v g++ >/dev/null || die "g++ is needed to build the operators and was not found; for example: apt-get install g++"
 exec 9>"$root/.venv.lock"
 flock --nonblock 9 || { say "another set-up of this checkout is running; waiting for it"; flock 9; }
 make_venv
 install_packages
-say "native library (built when its sources changed)"
-"$venv/bin/python" -m megatron_ext.ops.build
+say "operators (what changed is compiled)"
+"$venv/bin/python" -m ascendc_kernels.build
 say "ready: $venv"

@@ -10,7 +10,7 @@ import os
 from megatron_ext.reduction_order import ReductionOrder
 
 ENVIRONMENT_VARIABLE = "MEGATRON_EXT_CONTRACT"
-KERNEL_BACKENDS = ("native", "reference")
+KERNEL_BACKENDS = ("ascendc", "reference")
 
 
 class ContractError(ValueError):
@@ -21,12 +21,12 @@ class ContractError(ValueError):
 class Contract:
     """What training and rollout must agree on before the first token.
 
-    order: the reduction order. kernel_backend: "native" (C++) or "reference" (executable specification); same bits.
+    order: the reduction order. kernel_backend: "ascendc" (`ascendc_kernels`) or "reference" (executable specification); same bits.
     consistency: False runs the stock numeric paths of both engines and adapts only what CPU needs.
     """
 
     order: ReductionOrder = dataclasses.field(default_factory=ReductionOrder)
-    kernel_backend: str = "native"
+    kernel_backend: str = "ascendc"
     consistency: bool = True
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ def subgroup(rank: int, world: int, size: int) -> dist.ProcessGroup:
 
 
 def check_everything(rank: int, world: int, mmad_order: str) -> None:
-    ops.configure(ReductionOrder(mmad_order=mmad_order), "native")
+    ops.configure(ReductionOrder(mmad_order=mmad_order), "ascendc")
     check_collectives(rank, world)
     check_vocabulary(rank, world)
     check_linears(rank, world, mmad_order)

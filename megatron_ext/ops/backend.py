@@ -14,16 +14,16 @@ class NotConfigured(RuntimeError):
 
 
 def configure(order: ReductionOrder, backend: str) -> None:
-    """backend: "native" or "reference". Builds the native kernels if they are missing."""
+    """backend: "ascendc" or "reference". Builds the operators if they are out of date; raises BuildError if that fails."""
     global _active
-    if backend == "native":
-        from megatron_ext.ops import native as kernels
+    if backend == "ascendc":
+        from megatron_ext.ops import ascendc as kernels
 
-        kernels.library()
+        kernels.load()
     elif backend == "reference":
         from megatron_ext.ops import reference_kernels as kernels
     else:
-        raise ValueError(f"kernel backend must be 'native' or 'reference', found {backend!r}")
+        raise ValueError(f"kernel backend must be 'ascendc' or 'reference', found {backend!r}")
     _active = (order, kernels)
 
 

@@ -5,22 +5,7 @@ from __future__ import annotations
 import torch
 
 from megatron_ext.ops.backend import kernels
-from megatron_ext.ops.checks import check, check_float32, check_model_dtype, rows
-
-
-class RMSNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, w_H, eps):
-        ctx.save_for_backward(x, w_H)
-        ctx.eps = eps
-        return kernels().rms_norm(rows(x), w_H.contiguous(), eps).view(x.shape)
-
-    @staticmethod
-    def backward(ctx, dy):
-        x, w_H = ctx.saved_tensors
-        dw = torch.zeros(w_H.shape)
-        dx = rms_norm_backward_(dw, dy, x, w_H, ctx.eps)
-        return dx, dw.to(w_H.dtype), None
+from megatron_ext.ops.checks import check, check_float32, check_model_dtype
 
 
 def rms_norm_backward_(dw_H: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, w_H: torch.Tensor, eps: float) -> torch.Tensor:
@@ -28,18 +13,17 @@ def rms_norm_backward_(dw_H: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, w_
     check_model_dtype("rms_norm_backward_", dy=dy, x=x, w=w_H)
     check_float32("rms_norm_backward_", dw=dw_H)
     check("rms_norm_backward_", dw_H.is_contiguous(), f"dw must be contiguous, found strides {dw_H.stride()}")
-    return kernels().rms_norm_backward_(dw_H, rows(dy), rows(x), w_H.contiguous(), eps).view(x.shape)
+    return kernels().rms_norm_backward_(dw_H, dy, x, w_H, eps)
 
 
 def rms_norm(x: torch.Tensor, w_H: torch.Tensor, eps: float) -> torch.Tensor:
     """[..., H] -> [..., H], rounded to the model dtype before the weight multiply and after it. Differentiable."""
     check_model_dtype("rms_norm", x=x, w=w_H)
     check("rms_norm", x.shape[-1:] == w_H.shape, f"x has H={x.shape[-1]}, w has shape {tuple(w_H.shape)}")
-    return RMSNorm.apply(x, w_H, eps)
+    return kernels().rms_norm(x, w_H, eps)
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, w_H: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns (norm of the rounded sum, the rounded sum). Not differentiable: training adds and normalises apart, with equal bits."""
     check_model_dtype("add_rms_norm", x=x, residual=residual, w=w_H)
-    total = x + residual
-    return kernels().rms_norm(rows(total), w_H.contiguous(), eps).view(x.shape), total
+    return kernels().add_rms_norm(x, residual, w_H, eps)

@@ -55,7 +55,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     engines.add_argument("--no-pack", action="store_true", help="recompute padded sequences side by side instead of packed ones")
     engines.add_argument("--max-num-seqs", type=int, default=64)
     engines.add_argument("--max-num-batched-tokens", type=int, default=512, help="prefill chunk size of the rollout")
-    engines.add_argument("--kernel-backend", choices=KERNEL_BACKENDS, default="native")
+    engines.add_argument("--kernel-backend", choices=KERNEL_BACKENDS, default="ascendc")
     engines.add_argument("--mmad-order", choices=MMAD_ORDERS, default="sequential")
     engines.add_argument("--no-consistency", action="store_true", help="the stock numeric paths, for contrast")
     engines.add_argument("--timeout", type=float, default=900.0, help="seconds after which a silent training world is given up")

@@ -151,7 +151,7 @@ def _add_engines(group) -> None:
     group.add_argument("--max-num-seqs", type=int, default=128, help="requests that an engine runs at once")
     group.add_argument("--max-num-batched-tokens", type=int, default=2048, help="tokens of an engine step; longer prompts come in chunks")
     group.add_argument("--kv-cache-mib", type=int, default=256, help="per engine rank")
-    group.add_argument("--kernel-backend", choices=KERNEL_BACKENDS, default="native")
+    group.add_argument("--kernel-backend", choices=KERNEL_BACKENDS, default="ascendc")
     group.add_argument("--mmad-order", choices=MMAD_ORDERS, default=ReductionOrder().mmad_order)
     group.add_argument("--no-consistency", action="store_true", help="the engines' stock numeric paths, for contrast: recomputes old logprobs")
     group.add_argument("--sync-dir", metavar="DIR", help="folder that both sides reach, for weights under way (default: shared memory)")

@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     group = parser.add_argument_group("megatron_ext", "train-inference consistency")
     group.add_argument("--no-consistency", action="store_false", dest="consistency",
                        help="run Megatron's stock numeric modules; only what the device needs is adapted")
-    group.add_argument("--kernel-backend", choices=KERNEL_BACKENDS, default="native",
-                       help="native: C++ kernels; reference: the executable specification (slow). Same bits")
+    group.add_argument("--kernel-backend", choices=KERNEL_BACKENDS, default="ascendc",
+                       help="ascendc: the operators of ascendc_kernels; reference: the executable specification (slow). Same bits")
     group.add_argument("--mmad-order", choices=MMAD_ORDERS, default=order.mmad_order,
                        help="order of additions inside one segment of a contraction")
     group.add_argument("--reduction-segments", type=int, default=order.segments,

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from ascendc_kernels import build, library
 from megatron_ext import ops
-from megatron_ext.ops import backend, build, native
+from megatron_ext.ops import backend
 from megatron_ext.reduction_order import MMAD_ORDERS, ReductionOrder
 
 
@@ -14,23 +15,23 @@ def order(request):
 
 
 @pytest.fixture(params=sorted(build.VARIANT_FLAGS))
-def native_variant(request, monkeypatch):
+def variant(request, monkeypatch):
     """Each compiled variant in turn: AVX2 and portable must give the same bits."""
-    if request.param == "avx2" and native.cpu_variant() != "avx2":
+    if request.param not in library.runnable_variants():
         pytest.skip("this CPU has no AVX2")
-    monkeypatch.setenv(native.VARIANT_VARIABLE, request.param)
-    native.library.cache_clear()
+    monkeypatch.setenv(library.VARIANT_VARIABLE, request.param)
+    library.use(request.param)
     yield request.param
-    native.library.cache_clear()
+    library.use(library.runnable_variants()[0])
 
 
 @pytest.fixture
-def both(order, native_variant):
-    """both(f): results of f() on the native kernels and on the reference."""
+def both(order, variant):
+    """both(f): results of f() on the kernels and on the reference."""
 
     def run(function):
         results = []
-        for name in ("native", "reference"):
+        for name in ("ascendc", "reference"):
             ops.configure(order, name)
             results.append(function())
         return results
@@ -41,7 +42,7 @@ def both(order, native_variant):
 
 @pytest.fixture
 def configured(order):
-    ops.configure(order, "native")
+    ops.configure(order, "ascendc")
     yield order
     backend._active = None
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def native_ops():
     """The operators, outside of an engine."""
-    ops.configure(ReductionOrder(), "native")
+    ops.configure(ReductionOrder(), "ascendc")
     yield
     backend._active = None
 

@@ -49,7 +49,7 @@ def test_every_subclass_that_vllm_looks_up_by_name_has_a_row():
 def test_pages_are_views_of_the_cache():
     from megatron_ext.rollout.attention import _pages
 
-    ops.configure(ReductionOrder(), "native")
+    ops.configure(ReductionOrder(), "ascendc")
     blocks, page, heads, width = 3, 16, 2, 32
     memory = torch.zeros(blocks, page, heads, 2 * width, dtype=torch.bfloat16)
     cache = memory.permute(0, 2, 1, 3)  # vLLM's logical order for the layout LBNHC

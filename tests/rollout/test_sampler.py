@@ -10,7 +10,7 @@ from megatron_ext.rollout.sampler import choose, gather_logprobs, uniform64
 
 @pytest.fixture(autouse=True)
 def configured():
-    ops.configure(ReductionOrder(), "native")
+    ops.configure(ReductionOrder(), "ascendc")
 
 
 def distribution(rows: int = 3, vocabulary: int = 1000, seed: int = 0) -> torch.Tensor:
