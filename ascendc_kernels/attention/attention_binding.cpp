@@ -98,7 +98,7 @@ AttentionTiling tiling_of(const at::Tensor& q, const at::Tensor& k, const at::Te
     tiling.k = strides_of(k), tiling.v = strides_of(v);
     tiling.kv_tile = settings.kv_tile, tiling.kv_split = settings.kv_split.value_or(0), tiling.window = settings.window.value_or(0);
     tiling.causal = settings.causal;
-    tiling.tile_rows = tiling.head_dim <= 128 ? 128 : 64;
+    tiling.tile_rows = tiling.head_dim <= kAttentionWideHead ? kAttentionMaxTile : kAttentionMaxTile / 2;
     tiling.scale = float(settings.scale);
     return tiling;
 }
@@ -197,9 +197,10 @@ Gradients attention_backward(const at::Tensor& d_out, const at::Tensor& q, const
     const at::Tensor rows = regular(q), keys = regular(k), values = regular(v), gradient = d_out.contiguous(), output = out.contiguous();
     const at::Tensor dense_lse = lse.contiguous(), zeros = at::zeros({kAttentionMaxTile, q.size(2)}, q.options());
     const AttentionTiling tiling = tiling_of(rows, keys, values, offsets.size(0) - 1, settings);
-    const int64_t pieces = (tiling.tokens / kAttentionBackwardRows + tiling.sequences) * tiling.query_heads;
+    const int64_t pieces = (tiling.tokens / kAttentionBackwardStep + tiling.sequences) * tiling.query_heads;
     const int64_t blocks = cube_blocks(q.device(), pieces, tiling.tokens * tiling.query_heads * tiling.head_dim * kAttentionMaxTile);
-    const at::Tensor workspace = at::empty({attention_backward_workspace_bytes(tiling, blocks)}, q.options().dtype(at::kByte));
+    const int64_t bytes = attention_backward_delta_bytes(tiling) + blocks * attention_backward_block_bytes();
+    const at::Tensor workspace = at::empty({bytes}, q.options().dtype(at::kByte));
     kernels[q.scalar_type()].run(q.device(),
                                  {data(gradient), data(rows), data(keys), data(values), data(output), data(dense_lse), data(offsets), data(zeros),
                                   mutable_data(dq), mutable_data(dk), mutable_data(dv), mutable_data(workspace)},

@@ -24,25 +24,30 @@ struct AttentionTiling {
 };
 
 constexpr int64_t kAttentionMaxHeadDim = 256;  // a tile of keys has to fit into L0B, two output tiles into L0C
-constexpr int64_t kAttentionMaxTile = 128;
+constexpr int64_t kAttentionMaxTile = 128;     // keys of a tile, rows of a query tile
 constexpr int64_t kAttentionMaxStride = 65535;  // the stride of a row in Nd2NzParams has 16 bits
-// Rows of a query tile: the output tile takes half of L0C (64 KB), as do the scores.
-constexpr int64_t kAttentionTileElements = 128 * 128;
+constexpr int64_t kAttentionWideHead = 128;  // wider heads have query tiles of 64 rows instead of 128: products take half of L0C, scores the other half
 constexpr int64_t kAttentionMaxGroup = 64;  // query heads of a key head: all of them share a tile
-// Queries and keys of a step of the backward; key tiles of dk and dv are narrower for wide heads, because both accumulators stay in L0C.
-constexpr int64_t kAttentionBackwardRows = 64;
-constexpr int64_t kAttentionBackwardKeyElements = 64 * 128;
+// Queries and keys of a step of the backward. Key tiles of dk and dv are narrower for wide heads: both accumulators stay in L0C.
+constexpr int64_t kAttentionBackwardStep = 64;
+constexpr int64_t kAttentionBackwardWideHead = 128;
+constexpr int64_t kAttentionBackwardAccumulators = 16384;  // fp32 elements of dq, or of dk and dv, in L0C
+constexpr int64_t kAttentionBackwardAlign = 512;
 
 // Workspace of the forward, bytes of one block: two slots each of scores, probabilities and their products with the values.
 inline int64_t attention_workspace_bytes(const AttentionTiling& tiling) {
     return 2 * tiling.tile_rows * (tiling.kv_tile * (sizeof(float) + 2) + tiling.head_dim * sizeof(float));
 }
 
-// Workspace of the backward: delta of every row, then for each block two slots of s and dp (fp32), p and ds.
-inline int64_t attention_backward_workspace_bytes(const AttentionTiling& tiling, int64_t blocks) {
-    const int64_t step = kAttentionBackwardRows * kAttentionBackwardRows;
-    const int64_t deltas = (tiling.tokens * tiling.query_heads * int64_t(sizeof(float)) + 511) / 512 * 512;
-    return deltas + blocks * 2 * step * (2 * int64_t(sizeof(float)) + 2 * 2);
+// Workspace of the backward: delta of every row, then for each block two slots of s and dp (fp32) and of p and ds (16 bits), and the finished
+// accumulators.
+inline int64_t attention_backward_delta_bytes(const AttentionTiling& tiling) {
+    return (tiling.tokens * tiling.query_heads * int64_t(sizeof(float)) + kAttentionBackwardAlign - 1) / kAttentionBackwardAlign * kAttentionBackwardAlign;
+}
+
+inline int64_t attention_backward_block_bytes() {
+    const int64_t step = kAttentionBackwardStep * kAttentionBackwardStep;
+    return 2 * step * 2 * int64_t(sizeof(float) + 2) + kAttentionBackwardAccumulators * int64_t(sizeof(float));
 }
 
 }  // namespace megatron_ext
