@@ -457,7 +457,6 @@ class AttentionBackwardVector {
 
     // [dk | dv] += [sums of dk * scale | sums of dv]
     __aicore__ inline void AddHead(const AscendC::LocalTensor<float>& sums, const AttentionBackwardCursor& at, uint32_t half) {
-        AscendC::PipeBarrier<PIPE_V>();
         if (at.head == at.key_head * (tiling_.query_heads / tiling_.key_heads)) AscendC::Duplicate(totals_, 0.0f, int32_t(2 * half));
         AscendC::Muls(sums, sums, tiling_.scale, int32_t(half));
         AscendC::PipeBarrier<PIPE_V>();

@@ -49,7 +49,8 @@ struct Head {
 
 template <typename T>
 struct BackwardScratch {
-    Head<T> q, d_out, k, v;
+    Head<T> q, d_out;
+    Magnitudes k_size, v_size;
     std::vector<float> keys_transposed, values_transposed, keys;  // panels of every key tile
     std::vector<float> queries, d_outs;                           // panels of one query tile
     std::vector<float> p, ds, turned, delta, dq, dk, dv;
@@ -106,18 +107,17 @@ class BackwardRun {
         for (std::vector<float>* panels : {&room_.keys_transposed, &room_.values_transposed, &room_.keys}) panels->resize(tiles * tile_ * dim_);
         const T* k = call_.k + first_row_ * t.k.row + head_ * t.k.head;
         const T* v = call_.v + first_row_ * t.v.row + head_ * t.v.head;
-        room_.k.size = room_.v.size = Magnitudes();
+        Sizes k_sizes, v_sizes;
         for (Index j = 0; j < n_; j += tile_) {
             const T* rows[kAttentionMaxTile];
             const Index count = round_up(in_tile(j), kPanel);
             rows_of(rows, k + j * t.k.row, t.k.row, in_tile(j), count);
-            for (Index r = 0; r < in_tile(j); ++r) room_.k.size.add(rows[r], dim_);
-            pack_transposed(room_.keys_transposed.data() + j * dim_, rows, count, dim_);
-            pack_natural(room_.keys.data() + j * dim_, rows, count, dim_);
+            pack_all_transposed(room_.keys_transposed.data() + j * dim_, rows, count, dim_, k_sizes);
+            pack_all_natural(room_.keys.data() + j * dim_, rows, count, dim_, k_sizes);
             rows_of(rows, v + j * t.v.row, t.v.row, in_tile(j), count);
-            for (Index r = 0; r < in_tile(j); ++r) room_.v.size.add(rows[r], dim_);
-            pack_transposed(room_.values_transposed.data() + j * dim_, rows, count, dim_);
+            pack_all_transposed(room_.values_transposed.data() + j * dim_, rows, count, dim_, v_sizes);
         }
+        room_.k_size = k_sizes.magnitudes(), room_.v_size = v_sizes.magnitudes();
     }
 
     void load_delta(Index head) {
@@ -140,9 +140,10 @@ class BackwardRun {
         const Index rows = in_tile(i), length = round_up(rows, kPanel);
         const T* from[kAttentionMaxTile];
         rows_of(from, call_.q + (first_row_ + i) * t.q_row + head * t.q_head, t.q_row, rows, length);
-        pack_natural(room_.queries.data(), from, length, dim_);
+        Sizes known;  // from Head
+        pack_all_natural(room_.queries.data(), from, length, dim_, known);
         rows_of(from, call_.d_out + query_row(i, head), t.query_heads * dim_, rows, length);
-        pack_natural(room_.d_outs.data(), from, length, dim_);
+        pack_all_natural(room_.d_outs.data(), from, length, dim_, known);
         const Index first = visible(t, i, n_).first / tile_ * tile_, last = visible(t, i + rows - 1, n_).last;
         for (Index j = first; j < last; j += tile_) pair(i, j, head);
     }
@@ -152,13 +153,13 @@ class BackwardRun {
         const Index rows = in_tile(i), keys = in_tile(j), columns = round_up(keys, kPanel), length = round_up(rows, kPanel);
         float *p = room_.p.data(), *ds = room_.ds.data(), *turned = room_.turned.data();
         std::fill_n(p, tile_ * tile_, 0.0f), std::fill_n(ds, tile_ * tile_, 0.0f);
-        product(products_are_exact<T>(room_.q.size, room_.k.size), room_.q.rows.data() + i * dim_, dim_, rows, room_.keys_transposed.data() + j * dim_,
+        product(products_are_exact<T>(room_.q.size, room_.k_size), room_.q.rows.data() + i * dim_, dim_, rows, room_.keys_transposed.data() + j * dim_,
                 dim_, columns, p, tile_);
-        product(products_are_exact<T>(room_.d_out.size, room_.v.size), room_.d_out.rows.data() + i * dim_, dim_, rows,
+        product(products_are_exact<T>(room_.d_out.size, room_.v_size), room_.d_out.rows.data() + i * dim_, dim_, rows,
                 room_.values_transposed.data() + j * dim_, dim_, columns, ds, tile_);
         Rounded p_size, ds_size;
         for (Index r = 0; r < rows; ++r) softmax_gradient(p + r * tile_, ds + r * tile_, i + r, j, columns, head, p_size, ds_size);
-        product(products_are_exact<T>(ds_size, room_.k.size), ds, tile_, rows, room_.keys.data() + j * dim_, columns, dim_, room_.dq.data() + i * dim_,
+        product(products_are_exact<T>(ds_size, room_.k_size), ds, tile_, rows, room_.keys.data() + j * dim_, columns, dim_, room_.dq.data() + i * dim_,
                 dim_);
         turn(ds, turned, length, columns);
         product(products_are_exact<T>(ds_size, room_.q.size), turned, tile_, keys, room_.queries.data(), length, dim_, room_.dk.data() + j * dim_, dim_);
@@ -168,7 +169,7 @@ class BackwardRun {
     }
 
     void product(bool exact, const float* a, Index a_stride, Index rows, const float* panels, Index length, Index columns, float* c, Index c_stride) const {
-        panel_product(call_.order, exact, a, a_stride, rows, panels, length, 0, length, 0, columns, c, c_stride);
+        panel_product(call_.order, exact, a, a_stride, rows, panels, length, columns, c, c_stride);
     }
 
     // Scores and dp of a row become p and ds, both rounded; what the row does not see is +0.

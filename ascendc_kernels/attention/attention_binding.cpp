@@ -2,6 +2,8 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <cmath>
+
 #include "attention_tiling.h"
 #include "binding.h"
 #include "differentiable.h"

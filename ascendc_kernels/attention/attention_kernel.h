@@ -251,7 +251,6 @@ class AttentionVector {
     __aicore__ inline void StartSplit(bool first) {
         Clear(maximum_, sum_, output_);
         if (first && tiling_.kv_split != 0) Clear(total_maximum_, total_sum_, total_output_);
-        AscendC::PipeBarrier<PIPE_V>();
     }
 
     __aicore__ inline void Clear(const AscendC::LocalTensor<float>& maximum, const AscendC::LocalTensor<float>& sum,
@@ -365,7 +364,6 @@ class AttentionVector {
         ScaleRows(output_, alpha_[number % 2]);
         product = in_product_.template DeQue<float>();
         AscendC::Add(output_, output_, product, int32_t(rows_ * dim_));
-        AscendC::PipeBarrier<PIPE_V>();
         in_product_.FreeTensor(product);
     }
 

@@ -1,5 +1,6 @@
 // Native twin of attention (reference/attention.py). An item is a range of queries of one sequence with all heads that share a key head, so
-// that every tile of keys and values is widened once for all of them. Only the address of a key differs between packed and paged calls.
+// that every tile of keys and values is widened once for all of them; where these are few rows, as in decode, with several key heads, because
+// their keys lie side by side in memory. Only the address of a key differs between packed and paged calls.
 #include "attention_native.h"
 
 namespace megatron_ext {
@@ -7,6 +8,7 @@ namespace {
 
 constexpr Index kItemElements = 256 * 128;  // elements of q, and of the output, that an item keeps in the second cache
 constexpr Index kRowsTogether = 48;         // rows whose scores stay in the nearest cache
+constexpr Index kCacheLine = 64;
 
 // One call, as every item sees it.
 template <typename T>
@@ -35,30 +37,37 @@ struct Attention {
     Index queries(Index b) const { return cu_query_lens[b + 1] - cu_query_lens[b]; }
     Index keys(Index b) const { return kv_lens ? kv_lens[b] : queries(b); }
 
-    // Rows of keys [start, start + live) of a key head; a row of zeros for the others up to `count`.
+    // Rows of keys [start, start + live) of a key head, page by page; a row of zeros for the others up to `count`.
     void rows_of(const T* base, const KeyStrides& strides, Index b, Index head, Index start, Index live, Index count, const T* zeros,
                  const T** rows) const {
-        for (Index j = 0; j < live; ++j) {
-            const Index position = start + j, page = tiling.page ? block_tables[b * tiling.max_pages + position / tiling.page] : 0;
-            const Index slot = tiling.page ? position % tiling.page : cu_query_lens[b] + position;
-            rows[j] = base + page * strides.page + slot * strides.row + head * strides.head;
+        const Index step = tiling.page ? tiling.page : live;
+        for (Index done = 0; done < live; done += step) {
+            const Index block = tiling.page ? block_tables[b * tiling.max_pages + (start + done) / tiling.page] : 0;
+            const Index slot = tiling.page ? 0 : cu_query_lens[b] + start;
+            const T* first = base + block * strides.page + slot * strides.row + head * strides.head;
+            for (Index j = 0; j < std::min(step, live - done); ++j) rows[done + j] = first + j * strides.row;
         }
         std::fill(rows + live, rows + count, zeros);
     }
 };
 
 struct Item {
-    Index sequence, head, first, count;  // queries [first, first + count) of the sequence
+    Index sequence, head, heads, first, count;  // key heads [head, head + heads), queries [first, first + count) of the sequence
 };
 
 template <typename T>
-std::vector<Item> items_of(const Attention<T>& call) {
+std::vector<Item> items_of(const Attention<T>& call, Index threads) {
+    constexpr Index kItemsPerThread = 2;  // at least, so that no thread is left alone with the last one
     const AttentionTiling& tiling = call.tiling;
     const Index step = std::max<Index>(1, kItemElements / (call.group * tiling.head_dim));
+    const Index together = std::clamp<Index>(tiling.sequences * tiling.key_heads / (kItemsPerThread * threads), 1, tiling.key_heads);
     std::vector<Item> items;
     for (Index b = 0; b < tiling.sequences; ++b)
-        for (Index last = call.queries(b); last > 0; last -= std::min(step, last))  // the longest ones first
-            for (Index head = 0; head < tiling.key_heads; ++head) items.push_back({b, head, std::max<Index>(0, last - step), std::min(step, last)});
+        for (Index last = call.queries(b); last > 0; last -= std::min(step, last)) {  // the longest ones first
+            const Index first = std::max<Index>(0, last - step), heads = (last - first) * call.group <= kRowsTogether ? together : 1;
+            for (Index head = 0; head < tiling.key_heads; head += heads)
+                items.push_back({b, head, std::min(heads, tiling.key_heads - head), first, last - first});
+        }
     return items;
 }
 
@@ -109,49 +118,88 @@ inline float softmax_step(float* s, Index begin, Index first, Index last, Index 
     return alpha;
 }
 
+// A tile of keys and values.
 template <typename T>
-class ItemRun {
+struct Tile {
+    Index start, columns;
+    const T *keys[kAttentionMaxTile], *values[kAttentionMaxTile];  // rows
+    bool exact_keys = false;
+    Magnitudes value_size;
+};
+
+// One key head of an item.
+template <typename T>
+class HeadRun {
  public:
-    ItemRun(const Attention<T>& call, const Item& item, Scratch& scratch)
+    HeadRun(const Attention<T>& call, const Item& item, Index head, Scratch& scratch)
         : call_(call),
           item_(item),
+          head_(head),
           room_(scratch),
           tile_(call.tiling.kv_tile),
           dim_(call.tiling.head_dim),
           rows_(item.count * call.group),
           keys_(call.keys(item.sequence)),
-          first_position_(keys_ - call.queries(item.sequence) + item.first) {}
-
-    void run() {
+          first_position_(keys_ - call.queries(item.sequence) + item.first) {
         load_queries();
-        room_.keys.resize(tile_ * dim_), room_.values.resize(tile_ * dim_);
-        room_.scores.resize(kRowsTogether * tile_), room_.product.resize(kRowsTogether * dim_);
+        const Index together = std::min(kRowsTogether, rows_);
+        room_.keys.resize((few_rows() ? kPanel : tile_) * dim_), room_.values.resize(tile_ * (few_rows() ? kPanel : dim_));
+        room_.scores.resize(together * tile_), room_.product.resize(together * dim_);
         room_.split.clear(rows_, dim_);
-        const bool splits = call_.tiling.kv_split != 0;
-        if (splits) room_.total.clear(rows_, dim_);
-        const Index last = sees(rows_ - 1).last;
-        for (Index start = sees(0).first / tile_ * tile_; start < last; start += tile_) {
-            add_tile(start);
-            const Index end = start + tile_;
-            if (splits && (end >= last || end % call_.tiling.kv_split == 0)) merge_split();
-        }
-        write(splits ? room_.total : room_.split);
+        if (splits()) room_.total.clear(rows_, dim_);
     }
+
+    // Keys that any row sees.
+    Visible range() const { return {sees(0).first, sees(rows_ - 1).last}; }
+
+    // Where the rows of a tile are.
+    const Tile<T>& locate(Index start) {
+        static const T zeros[kAttentionMaxHeadDim] = {};
+        const Index live = std::min(tile_, keys_ - start);
+        Tile<T>& tile = tiles_[start / tile_ % 2];
+        tile.start = start, tile.columns = round_up(live, kPanel);
+        call_.rows_of(call_.k, call_.tiling.k, item_.sequence, head_, start, live, tile.columns, zeros, tile.keys);
+        call_.rows_of(call_.v, call_.tiling.v, item_.sequence, head_, start, live, tile.columns, zeros, tile.values);
+        return tile;
+    }
+
+    // With few rows a panel is packed when it is needed and is still in the nearest cache then, and the rows of the next tile are fetched meanwhile; with many,
+    // all panels are packed first. next: nullptr after the last one.
+    void add_tile(Index start, const Tile<T>* next) {
+        Tile<T>& tile = tiles_[start / tile_ % 2];
+        next_ = next;
+        if (!few_rows()) {
+            Sizes keys, values;
+            pack_all_transposed(room_.keys.data(), tile.keys, tile.columns, dim_, keys);
+            pack_all_natural(room_.values.data(), tile.values, tile.columns, dim_, values);
+            tile.exact_keys = products_are_exact<T>(q_size_, keys.magnitudes());
+            tile.value_size = values.magnitudes();
+        }
+        for (Index first = 0; first < rows_; first += kRowsTogether) add_rows(tile, first, std::min(kRowsTogether, rows_ - first));
+        const Index end = start + tile_;
+        if (splits() && (end >= range().last || end % call_.tiling.kv_split == 0)) merge_split();
+    }
+
+    void write() const { write(splits() ? room_.total : room_.split); }
 
  private:
     const Attention<T>& call_;
     const Item& item_;
+    const Index head_;
     Scratch& room_;
     const Index tile_, dim_, rows_, keys_, first_position_;
     Magnitudes q_size_;
+    Tile<T> tiles_[2];  // by parity
+    const Tile<T>* next_ = nullptr;
 
+    bool splits() const { return call_.tiling.kv_split != 0; }
     Visible sees(Index row) const { return visible(call_.tiling, first_position_ + row / call_.group, keys_); }
 
     // Row (query, head of the group) of q.
     const T* query(Index row) const {
         const AttentionTiling& t = call_.tiling;
         return call_.q + (call_.cu_query_lens[item_.sequence] + item_.first + row / call_.group) * t.q_row +
-               (item_.head * call_.group + row % call_.group) * t.q_head;
+               (head_ * call_.group + row % call_.group) * t.q_head;
     }
 
     void load_queries() {
@@ -163,38 +211,57 @@ class ItemRun {
         }
     }
 
-    void add_tile(Index start) {
-        const Index live = std::min(tile_, keys_ - start), columns = round_up(live, kPanel);
-        const T* rows[kAttentionMaxTile];
-        const T zeros[kAttentionMaxHeadDim] = {};
-        Magnitudes k_size, v_size;
-        call_.rows_of(call_.k, call_.tiling.k, item_.sequence, item_.head, start, live, columns, zeros, rows);
-        for (Index j = 0; j < live; ++j) k_size.add(rows[j], dim_);
-        pack_transposed(room_.keys.data(), rows, columns, dim_);
-        call_.rows_of(call_.v, call_.tiling.v, item_.sequence, item_.head, start, live, columns, zeros, rows);
-        for (Index j = 0; j < live; ++j) v_size.add(rows[j], dim_);
-        pack_natural(room_.values.data(), rows, columns, dim_);
-        const bool exact = products_are_exact<T>(q_size_, k_size);
-        for (Index first = 0; first < rows_; first += kRowsTogether)
-            add_rows(start, columns, first, std::min(kRowsTogether, rows_ - first), exact, v_size);
+    // Rows [first, last), or what there is of them.
+    void fetch(const T* const* rows, Index first, Index last) const {
+        for (Index j = first; j < std::min(last, next_->columns); ++j)
+            for (Index d = 0; d < dim_; d += kCacheLine / Index(sizeof(T))) __builtin_prefetch(rows[j] + d);
     }
 
+    bool few_rows() const { return rows_ <= kRowsTogether; }
+
     // A tile for some rows. Panels that none of them sees are skipped: their probabilities are zero.
-    void add_rows(Index start, Index columns, Index first, Index count, bool exact, const Magnitudes& v_size) {
-        const Index begin = std::max<Index>(0, sees(first).first - start) / kPanel * kPanel;
-        const Index end = std::min(columns, round_up(sees(first + count - 1).last - start, kPanel));
+    void add_rows(const Tile<T>& tile, Index first, Index count) {
+        const Index begin = std::max<Index>(0, sees(first).first - tile.start) / kPanel * kPanel;
+        const Index end = std::min(tile.columns, round_up(sees(first + count - 1).last - tile.start, kPanel));
         if (begin >= end) return;
-        float *s = room_.scores.data(), *pv = room_.product.data();
+        float *s = room_.scores.data(), *pv = room_.product.data(), alpha[kRowsTogether];
         for (Index r = 0; r < count; ++r) std::fill(s + r * tile_ + begin, s + r * tile_ + end, 0.0f);
-        panel_product(call_.order, exact, room_.q.data() + first * dim_, dim_, count, room_.keys.data(), dim_, 0, dim_, begin, end, s, tile_);
-        float alpha[kRowsTogether];
-        const Rounded p = softmax_rows(start, begin, end, first, count, alpha);
+        add_scores(tile, first, count, begin, end);
+        const Rounded p = softmax_rows(tile.start, begin, end, first, count, alpha);
         std::fill_n(pv, count * dim_, 0.0f);
-        const bool exact_values = products_are_exact<T>(p, v_size);
-        panel_product(call_.order, exact_values, s, tile_, count, room_.values.data(), columns, begin, end - begin, 0, dim_, pv, dim_);
+        add_products(tile, count, begin, end, p);
         for (Index r = 0; r < count; ++r) {
             float* o = room_.split.o.data() + (first + r) * dim_;
             for (Index d = 0; d < dim_; ++d) o[d] = o[d] * alpha[r] + pv[r * dim_ + d];
+        }
+    }
+
+    void add_scores(const Tile<T>& tile, Index first, Index count, Index begin, Index end) {
+        for (Index n = begin; n < end; n += kPanel) {
+            float* panel = room_.keys.data() + (few_rows() ? 0 : n * dim_);
+            bool exact = tile.exact_keys;
+            if (few_rows()) {
+                Sizes sizes;
+                pack_transposed(panel, tile.keys + n, dim_, sizes);
+                if (next_) fetch(next_->keys, n, n + kPanel);
+                exact = products_are_exact<T>(q_size_, sizes.magnitudes());
+            }
+            balanced_tiles(call_.order, exact, room_.q.data() + first * dim_, dim_, count, panel, dim_, room_.scores.data() + n, tile_);
+        }
+    }
+
+    void add_products(const Tile<T>& tile, Index count, Index begin, Index end, const Rounded& p) {
+        for (Index d = 0; d < dim_; d += kPanel) {
+            float* panel = room_.values.data() + (few_rows() ? 0 : d * tile.columns + begin * kPanel);
+            Magnitudes size = tile.value_size;
+            if (few_rows()) {
+                Sizes sizes;
+                pack_natural(panel, tile.values + begin, end - begin, d, sizes);
+                if (next_) fetch(next_->values, d * tile_ / dim_, (d + kPanel) * tile_ / dim_);
+                size = sizes.magnitudes();
+            }
+            balanced_tiles(call_.order, products_are_exact<T>(p, size), room_.scores.data() + begin, tile_, count, panel, end - begin,
+                           room_.product.data() + d, dim_);
         }
     }
 
@@ -233,7 +300,7 @@ class ItemRun {
     void write(const State& state) const {
         for (Index r = 0; r < rows_; ++r) {
             const Index row = (call_.cu_query_lens[item_.sequence] + item_.first + r / call_.group) * call_.tiling.query_heads +
-                              item_.head * call_.group + r % call_.group;
+                              head_ * call_.group + r % call_.group;
             const float* o = state.o.data() + r * dim_;
             T* to = call_.out + row * dim_;
             for (Index d = 0; d < dim_; ++d) to[d] = from_float<T>(o[d] / state.l[r]);
@@ -242,12 +309,34 @@ class ItemRun {
     }
 };
 
+using Scratches = std::vector<std::unique_ptr<Scratch>>;  // by key head of an item
+
+template <typename T>
+void run_item(const Attention<T>& call, const Item& item, Scratches& scratches) {
+    std::vector<HeadRun<T>> heads;
+    heads.reserve(item.heads);
+    for (Index h = 0; h < item.heads; ++h) {
+        if (h == Index(scratches.size())) scratches.push_back(std::make_unique<Scratch>());
+        heads.emplace_back(call, item, item.head + h, *scratches[h]);
+    }
+    const Index tile = call.tiling.kv_tile, last = heads[0].range().last;
+    Index start = heads[0].range().first / tile * tile;
+    heads[0].locate(start);
+    for (; start < last; start += tile)
+        for (Index h = 0; h < item.heads; ++h) {
+            const bool same_tile = h + 1 < item.heads;
+            const Tile<T>* next = same_tile ? &heads[h + 1].locate(start) : start + tile < last ? &heads[0].locate(start + tile) : nullptr;
+            heads[h].add_tile(start, next);
+        }
+    for (const HeadRun<T>& head : heads) head.write();
+}
+
 template <typename T>
 void attention(const KernelCall& call, const AttentionTiling& tiling) {
     const Attention<T> attention(call, tiling);
-    const std::vector<Item> items = items_of(attention);
-    over_items<Scratch>(Index(items.size()), call.threads, work_of(attention),
-                        [&](Scratch& scratch, Index i) { ItemRun<T>(attention, items[i], scratch).run(); });
+    const std::vector<Item> items = items_of(attention, call.threads);
+    over_items<Scratches>(Index(items.size()), call.threads, work_of(attention),
+                          [&](Scratches& scratches, Index i) { run_item(attention, items[i], scratches); });
 }
 
 }  // namespace

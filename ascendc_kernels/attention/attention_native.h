@@ -18,8 +18,8 @@ inline Lanes all_lanes(float value) { return Lanes{value, value, value, value, v
 
 // exp_f32 of eight lanes.
 inline Lanes exp_lanes(Lanes x) {
-    const Lanes limited = x > 89.0f ? all_lanes(89.0f) : (x < -104.0f ? all_lanes(-104.0f) : x);
-    const Lanes clamped = x == x ? limited : all_lanes(0.0f);
+    const Lanes above = x > -104.0f ? x : all_lanes(-104.0f);  // NaN too: x itself is returned for it
+    const Lanes clamped = above < 89.0f ? above : all_lanes(89.0f);
     const Lanes n = (clamped * 1.44269504088896341f + 12582912.0f) - 12582912.0f;
     const Lanes r = (clamped - n * 0.693359375f) - n * -2.12194440054690583e-4f;
     Lanes p = all_lanes(float(1.0 / 5040));
@@ -69,12 +69,52 @@ inline Lanes widen_half(IntLanes bits) {
 inline Lanes low_half(IntLanes pairs, Float16) { return widen_half(pairs & 0xFFFF); }
 inline Lanes high_half(IntLanes pairs, Float16) { return widen_half(pairs >> 16 & 0xFFFF); }
 
+// How large the values of a panel are, found while it is packed.
+class Sizes {
+ public:
+#ifdef __AVX2__
+    void add(__m256i values) {
+        const __m256i bits = _mm256_and_si256(values, mask());
+        high_ = _mm256_max_epi16(high_, bits);
+        low_ = _mm256_min_epi16(low_, _mm256_and_si256(_mm256_sub_epi16(bits, _mm256_set1_epi16(1)), mask()));  // zero wraps around and counts for nothing
+    }
+    template <typename T>
+    void add(const T* values) {
+        add(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(values)));
+    }
+    Magnitudes magnitudes() const {
+        Magnitudes found;
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(found.high), high_);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(found.low_minus_one), low_);
+        for (uint16_t& low : found.low_minus_one) low = low == 0x7FFF ? 0xFFFF : low;
+        return found;
+    }
+
+ private:
+    __m256i high_ = _mm256_setzero_si256(), low_ = mask();
+    static __m256i mask() { return _mm256_set1_epi16(0x7FFF); }
+#else
+    template <typename T>
+    void add(const T* values) {
+        found_.add_panel_row(values);
+    }
+    Magnitudes magnitudes() const { return found_; }
+
+ private:
+    Magnitudes found_;
+#endif
+};
+
 // rows[8] of 16 values each, from column `at` on -> to[16 columns][16], eight lanes of each.
 template <typename T>
-inline void transpose_strip(const T* const* rows, Index at, float* to) {
+inline void transpose_strip(const T* const* rows, Index at, float* to, Sizes& sizes) {
 #ifdef __AVX2__
     __m256 r[8], t[8];
-    for (int i = 0; i < 8; ++i) r[i] = _mm256_castsi256_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[i] + at)));
+    for (int i = 0; i < 8; ++i) {
+        const __m256i values = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[i] + at));
+        sizes.add(values);
+        r[i] = _mm256_castsi256_ps(values);  // lanes of two neighbours, which stay together until they are widened
+    }
     for (int i = 0; i < 8; i += 2) {
         t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
         t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
@@ -93,29 +133,47 @@ inline void transpose_strip(const T* const* rows, Index at, float* to) {
         store(to + (2 * i + 9) * kPanel, high_half(second, T{}));
     }
 #else
+    for (Index j = 0; j < kLanes; ++j) sizes.add(rows[j] + at);
     for (Index d = 0; d < kPanel; ++d)
         for (Index j = 0; j < kLanes; ++j) to[d * kPanel + j] = to_float(rows[j][at + d]);
 #endif
 }
 
-// panels[columns / 16][dim][16] with column j = rows[j]. columns: a multiple of 16.
+// panel[dim][16] with column j = rows[j].
 template <typename T>
-inline void pack_transposed(float* panels, const T* const* rows, Index columns, Index dim) {
-    for (Index j = 0; j < columns; j += kLanes)
-        for (Index d = 0; d < dim; d += kPanel)
-            transpose_strip(rows + j, d, panels + (j / kPanel * dim + d) * kPanel + j % kPanel);
+inline void pack_transposed(float* panel, const T* const* rows, Index dim, Sizes& sizes) {
+    for (Index j = 0; j < kPanel; j += kLanes)
+        for (Index d = 0; d < dim; d += kPanel) transpose_strip(rows + j, d, panel + d * kPanel + j, sizes);
 }
 
 template <typename T>
 inline void widen16(const T* from, float* to) {
+#ifdef __AVX2__
+    const __m128i* halves = reinterpret_cast<const __m128i*>(from);
+    for (int h = 0; h < 2; ++h) store(to + h * kLanes, low_half(IntLanes(_mm256_cvtepu16_epi32(_mm_loadu_si128(halves + h))), T{}));
+#else
     for (Index i = 0; i < kPanel; ++i) to[i] = to_float(from[i]);
+#endif
 }
 
-// panels[dim / 16][length][16] with row k = rows[k].
+// panel[length][16] with row k = rows[k], columns [at, at + 16).
 template <typename T>
-inline void pack_natural(float* panels, const T* const* rows, Index length, Index dim) {
-    for (Index k = 0; k < length; ++k)
-        for (Index d = 0; d < dim; d += kPanel) widen16(rows[k] + d, panels + (d / kPanel * length + k) * kPanel);
+inline void pack_natural(float* panel, const T* const* rows, Index length, Index at, Sizes& sizes) {
+    for (Index k = 0; k < length; ++k) {
+        sizes.add(rows[k] + at);
+        widen16(rows[k] + at, panel + k * kPanel);
+    }
+}
+
+// All panels: [columns / 16][dim][16] and [dim / 16][length][16].
+template <typename T>
+inline void pack_all_transposed(float* panels, const T* const* rows, Index columns, Index dim, Sizes& sizes) {
+    for (Index j = 0; j < columns; j += kPanel) pack_transposed(panels + j * dim, rows + j, dim, sizes);
+}
+
+template <typename T>
+inline void pack_all_natural(float* panels, const T* const* rows, Index length, Index dim, Sizes& sizes) {
+    for (Index d = 0; d < dim; d += kPanel) pack_natural(panels + d * length, rows, length, d, sizes);
 }
 
 // ---- products
@@ -139,11 +197,10 @@ inline void balanced_tiles(MmadOrder order, bool exact, const float* a, Index a_
     }
 }
 
-// c[rows][columns] += a[rows][length] x panels; panel_length: rows of a panel, of which `length` from `from` on take part.
-inline void panel_product(MmadOrder order, bool exact, const float* a, Index a_stride, Index rows, const float* panels, Index panel_length, Index from,
-                          Index length, Index first_column, Index last_column, float* c, Index c_stride) {
-    for (Index n = first_column; n < last_column; n += kPanel)
-        balanced_tiles(order, exact, a + from, a_stride, rows, panels + (n * panel_length + from * kPanel), length, c + n, c_stride);
+// c[rows][columns] += a[rows][length] x panels [columns / 16][length][16].
+inline void panel_product(MmadOrder order, bool exact, const float* a, Index a_stride, Index rows, const float* panels, Index length, Index columns, float* c,
+                          Index c_stride) {
+    for (Index n = 0; n < columns; n += kPanel) balanced_tiles(order, exact, a, a_stride, rows, panels + n * length, length, c + n, c_stride);
 }
 
 // Magnitudes of fp32 values that were rounded to T, as bits of fp32: the smallest that is not zero, minus one, and the largest.

@@ -5,6 +5,8 @@ import dataclasses
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from inputs import normal, revealing
 
 from megatron_ext.parity.bits import assert_same_bits
@@ -240,3 +242,125 @@ def test_threads_do_not_show(threaded, mmad_order):
     for threads, found in results.items():
         for i, (a, b) in enumerate(zip(found, results[1], strict=True)):
             assert_same_bits(a, b, f"result {i} with {threads} threads")
+
+
+def test_long_and_many(implementation):
+    """One decode row over 20,000 keys, and 64 sequences of mixed lengths, in one call."""
+    kv_lens = [*range(1, 256, 4), 20_000] if implementation[1] == "fast" else [5, 2_000]
+    q, (_, k, v) = normal(len(kv_lens), 2, 64, seed=9), inputs(kv_lens, 2, 1, 64)
+    cache = paged_in_order(k, v, kv_lens)
+    found = op.attention_paged(q, cache.k, cache.v, cache.tables, offsets([1] * len(kv_lens)), torch.tensor(kv_lens).int(), scale_of(q))
+    parts = [expected_sequence(*sequence, Rules()) for sequence in zip(q.split(1), k.split(kv_lens), v.split(kv_lens), strict=True)]
+    assert_same(found, [torch.cat(x) for x in zip(*parts, strict=True)])
+
+
+def paged_in_order(k, v, kv_lens, page: int = 32) -> Cache:
+    """Like `paged`, sequence by sequence instead of key by key."""
+    pages = [-(-length // page) for length in kv_lens]
+    caches = [torch.full((sum(pages), page, *x.shape[1:]), NAN, dtype=x.dtype) for x in (k, v)]
+    tables, start, used = torch.zeros(len(kv_lens), max(pages), dtype=torch.int32), 0, 0
+    for b, length in enumerate(kv_lens):
+        tables[b, : pages[b]] = torch.arange(used, used + pages[b])
+        for cache, x in zip(caches, (k, v), strict=True):
+            cache[used : used + pages[b]].flatten(0, 1)[:length] = x[start : start + length]
+        start, used = start + length, used + pages[b]
+    return Cache(*caches, tables)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 150), min_size=1, max_size=4), st.integers(1, 3), st.integers(1, 2), st.sampled_from([16, 48, 64, 80]),
+       st.sampled_from(MMAD_ORDERS), st.sampled_from([None, 1, 37, 200]), st.integers(0, 2**31))  # fmt: skip
+def test_generated(lengths, group, key_heads, dim, order, window, seed):
+    q, k, v = inputs(lengths, group * key_heads, key_heads, dim, seed=seed)
+    rules = Rules(order=order, window=window)
+    assert_same(op.attention_varlen(q, k, v, offsets(lengths), scale_of(q), *rules.arguments()), expected_varlen(q, k, v, lengths, rules))
+
+
+def sdpa(q, k, v, causal: bool = True) -> torch.Tensor:
+    """[T, heads, D] of one sequence."""
+    heads = [x.transpose(0, 1)[None] for x in (q, k, v)]
+    return torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=causal, enable_gqa=True)[0].transpose(0, 1)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_gradient_is_that_of_the_formula(causal):
+    """Ours in bf16 against the formula's in float64, within the rounding of bf16."""
+    leaves = [x.requires_grad_() for x in inputs([140], 4, 2, 64)]
+    exact_leaves = [x.detach().double().requires_grad_() for x in leaves]
+    d_out = normal(140, 4, 64, seed=4)
+    out = op.attention_varlen(*leaves, offsets([140]), 0.125, causal=causal)[0]
+    exact = sdpa(*exact_leaves, causal)
+    assert torch.allclose(out.double(), exact, rtol=2**-7, atol=2**-7)
+    for a, b in zip(torch.autograd.grad(out, leaves, d_out), torch.autograd.grad(exact, exact_leaves, d_out.double()), strict=True):
+        assert torch.allclose(a.double(), b, rtol=2**-6, atol=2**-4)
+
+
+def test_lse_is_that_of_the_formula():
+    q, k, v = inputs([90], 2, 2, 64)
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k.double()) * 0.125
+    exact = scores.masked_fill(torch.ones(90, 90).triu(1).bool(), -torch.inf).logsumexp(-1).T
+    assert torch.allclose(op.attention_varlen(q, k, v, offsets([90]), 0.125)[1].double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_not_less_accurate_than_torch():
+    """Root mean square of the error against float64, beside scaled_dot_product_attention in bf16."""
+    q, k, v = inputs([512], 4, 2, 64)
+    exact = sdpa(*(x.double() for x in (q, k, v)))
+    error = [(x.double() - exact).square().mean().sqrt() for x in (op.attention_varlen(q, k, v, offsets([512]), 0.125)[0], sdpa(q, k, v))]
+    assert error[0] <= 1.02 * error[1]
+
+
+Q, K, CU = normal(4, 4, 32), normal(4, 2, 32), offsets([1, 3])
+KV = normal(3, 16, 2, 32)
+TABLES, LENS = torch.tensor([[0, 1], [2, 0]]).int(), torch.tensor([20, 5]).int()
+
+
+@pytest.mark.parametrize(("call", "error", "text"), [
+    (lambda: op.attention_varlen(Q.float(), K, K, CU, 0.1), TypeError, "q must be bfloat16 or float16, found Float"),
+    (lambda: op.attention_varlen(Q, K.half(), K, CU, 0.1), TypeError, "k must be BFloat16, found Half"),
+    (lambda: op.attention_varlen(Q, K[:3], K[:3], CU, 0.1), ValueError, "q has 4 rows, k has 3"),
+    (lambda: op.attention_varlen(Q, K, K[..., :16], CU, 0.1), ValueError, "k and v must have the same 3 dimensions"),
+    (lambda: op.attention_varlen(Q[..., :16], K, K, CU, 0.1), ValueError, "head size of q is 16, that of k 32"),
+    (lambda: op.attention_varlen(*(normal(4, 2, d) for d in (264, 264, 264)), CU, 0.1), ValueError, "multiple of 16 up to 256, found 264"),
+    (lambda: op.attention_varlen(Q[:, :3], K, K, CU, 0.1), ValueError, "3 query heads must be a multiple of 2 key heads"),
+    (lambda: op.attention_varlen(normal(1, 65, 16), normal(1, 1, 16), normal(1, 1, 16), offsets([1]), 0.1), ValueError, "at most 64 for each"),
+    (lambda: op.attention_varlen(Q, K, K, CU.long(), 0.1), TypeError, "cu_seqlens must be Int, found Long"),
+    (lambda: op.attention_varlen(Q, K, K, offsets([1, 2]), 0.1), ValueError, "end at the 4 rows of q, found 0 and 3"),
+    (lambda: op.attention_varlen(Q, K, K, torch.tensor([0, 3, 2, 4]).int(), 0.1), ValueError, "must not decrease, found 3 before 2"),
+    (lambda: op.attention_varlen(Q, K, K, CU, 0.0), ValueError, "scale must be positive and finite, found 0"),
+    (lambda: op.attention_varlen(Q, K, K, CU, 0.1, 100), ValueError, "kv_tile must be 64 or 128, found 100"),
+    (lambda: op.attention_varlen(Q, K, K, CU, 0.1, 128, 2), ValueError, "mmad_order must be 0"),
+    (lambda: op.attention_varlen(Q, K, K, CU, 0.1, window=0), ValueError, "window must be at least one key, found 0"),
+    (lambda: op.attention_varlen(Q, K, K, CU, 0.1, causal=False, window=3), ValueError, "a window needs causal=True"),
+    (lambda: op.attention_varlen(Q, K, K, CU, 0.1, kv_split=200), ValueError, "kv_split must be a multiple of kv_tile=128, found 200"),
+    (lambda: op.attention_paged(Q, KV[:, :15], KV[:, :15], TABLES, CU, LENS, 0.1), ValueError, "page size 15 does not divide kv_tile=128"),
+    (lambda: op.attention_paged(Q, KV, KV, TABLES, CU, LENS[:1], 0.1), ValueError, "block_tables has 2 sequences, cu_query_lens 2, kv_lens 1"),
+    (lambda: op.attention_paged(Q, KV, KV, TABLES, CU, torch.tensor([20, 2]).int(), 0.1), ValueError, "sequence 1 has 3 queries but kv_lens says 2 keys"),
+    (lambda: op.attention_paged(Q, KV, KV, TABLES, CU, torch.tensor([40, 5]).int(), 0.1), ValueError, "sequence 0 needs 3 pages, block_tables has 2"),
+    (lambda: op.attention_paged(Q, KV, KV, TABLES + 2, CU, LENS, 0.1), ValueError, "page 1 of sequence 0 is block 3, the cache has 3"),
+    (lambda: op.attention_paged(Q, KV.mT.contiguous().mT, KV, TABLES, CU, LENS, 0.1), ValueError, "the last dimension of a cache must be dense"),
+    (lambda: op.attention_backward(Q[:3], Q, K, K, Q, torch.zeros(4, 4), CU, 0.1), ValueError, r"d_out \[3, 4, 32\]"),
+    (lambda: op.attention_backward(Q, Q, K, K, Q, torch.zeros(4, 3), CU, 0.1), ValueError, r"lse must be \[T, heads\], found shape \[4, 3\]"),
+])  # fmt: skip
+def test_refusals(call, error, text):
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_no_rows_no_results():
+    out, lse = op.attention_varlen(Q[:0], K[:0], K[:0], offsets([]), 0.1)
+    assert out.shape == (0, 4, 32) and lse.shape == (0, 4)
+
+
+def test_registration():
+    leaves = [x.clone().requires_grad_() for x in (Q, K, K)]
+    torch.library.opcheck(op.attention_varlen.default, (*leaves, CU, 0.1))
+    torch.library.opcheck(op.attention_varlen.default, (Q, K, K, CU, 0.1, 64, 1, True, 2, 64))
+    torch.library.opcheck(op.attention_paged.default, (Q, KV, KV, TABLES, CU, LENS, 0.1))
+    torch.library.opcheck(op.attention_backward.default, (Q, Q, K, K, Q, torch.zeros(4, 4), CU, 0.1))
+
+
+def test_a_gradient_through_pages_is_refused():
+    out, _ = op.attention_paged(Q.clone().requires_grad_(), KV, KV, TABLES, CU, LENS, 0.1)
+    with pytest.raises(RuntimeError, match="not implemented"):
+        out.sum().backward()
