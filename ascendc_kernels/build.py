@@ -26,6 +26,7 @@ from megatron_ext.reduction_order import FRACTAL, ROW_SUM_BLOCK
 
 ROOT = pathlib.Path(__file__).parent
 BUILD_DIR = ROOT / "build"
+PREBUILT = BUILD_DIR / "prebuilt"  # written by setup.py into a wheel
 MODEL_DIR, NATIVE_DIR, INCLUDE_DIR = ROOT / "host_model", ROOT / "native", ROOT / "include"
 TORCH_DIR = pathlib.Path(torch.__file__).parent
 
@@ -36,7 +37,7 @@ ORDER_FLAGS = (f"-DMEGATRON_EXT_FRACTAL={FRACTAL}", f"-DMEGATRON_EXT_ROW_SUM_BLO
 ARITHMETIC_FLAGS = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 COMMON_FLAGS = ("-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi", *ARITHMETIC_FLAGS, *ORDER_FLAGS)
 KERNEL_FLAGS = ("-std=c++17", f"-I{INCLUDE_DIR}", f"-I{MODEL_DIR}", f"-I{NATIVE_DIR}")
-VARIANT_FLAGS = {"portable": (), "avx2": ("-mavx2", "-mfma")} if platform.machine() == "x86_64" else {"portable": ()}
+VARIANT_FLAGS = {"portable": (), "avx2": ("-mavx2", "-mfma", "-mf16c")} if platform.machine() == "x86_64" else {"portable": ()}
 # fast: what operators use. checked: every access, limit and hazard of the host model is checked; for tests.
 FLAVOUR_FLAGS = {"fast": ("-O3",), "checked": ("-O1", "-DASCENDC_HOST_CHECKED")}
 
@@ -75,6 +76,11 @@ def kernel_library(flavour: str, variant: str) -> pathlib.Path:
 
 def binding_library() -> pathlib.Path:
     return BUILD_DIR / "torch_binding.so"
+
+
+def device_library() -> pathlib.Path:
+    """What CMakeLists.txt builds where CANN and torch_npu are installed."""
+    return BUILD_DIR / "npu" / "megatron_ext_npu.so"
 
 
 class Plan:
@@ -133,7 +139,9 @@ def run_ninja(targets: Iterable[pathlib.Path], quiet: bool) -> None:
 
 
 def build(flavours: Sequence[str] = ("fast",), quiet: bool = True) -> None:
-    """Builds what is out of date. Safe when several processes call it at once."""
+    """Builds what is out of date. Safe when several processes call it at once. Does nothing in a wheel, which holds the built libraries."""
+    if PREBUILT.exists():
+        return
     targets = [*(kernel_library(flavour, variant) for flavour in flavours for variant in variants_of(flavour)), binding_library()]
     BUILD_DIR.mkdir(exist_ok=True)
     with open(BUILD_DIR / "lock", "w") as lock:

@@ -23,7 +23,7 @@ def runnable_variants() -> list[str]:
     """Variants that this CPU can run, the best one first."""
     info = pathlib.Path("/proc/cpuinfo")
     flags = info.read_text().split() if info.exists() else []
-    has_avx2 = "avx2" in build.VARIANT_FLAGS and "avx2" in flags and "fma" in flags
+    has_avx2 = "avx2" in build.VARIANT_FLAGS and {"avx2", "fma", "f16c"} <= set(flags)  # every CPU with AVX2 converts half in hardware
     return ["avx2", "portable"] if has_avx2 else ["portable"]
 
 
@@ -54,9 +54,18 @@ def use(variant: str, flavour: str = "fast", path: str = "preferred") -> None:
         raise build.BuildError(f"the kernel library could not be loaded: {error.decode()}")
 
 
+def use_device(file: pathlib.Path) -> None:
+    """Kernels for NPU tensors, from the library that CMakeLists.txt builds. Has not run on a device."""
+    device = ctypes.CDLL(str(file))
+    device.megatron_ext_device_kernels.restype = ctypes.c_void_p
+    binding().megatron_ext_use_device(ctypes.c_void_p(device.megatron_ext_device_kernels()))
+
+
 @functools.cache
 def load() -> None:
     """Registers the operators, with the library that the environment asks for. The second call does nothing."""
+    if build.device_library().exists():
+        use_device(build.device_library())
     use(
         chosen(VARIANT_VARIABLE, runnable_variants()), chosen(FLAVOUR_VARIABLE, tuple(build.FLAVOUR_FLAGS)), chosen(PATH_VARIABLE, PATHS)
     )  # fmt: skip

@@ -1,5 +1,6 @@
 // Cast between element types, always with a rounding mode.
 #pragma once
+#include "lanes.h"
 #include "repeats.h"
 #include "rounding.h"
 
@@ -22,6 +23,20 @@ inline void with_conversion(RoundMode mode, Site site, Run run) {
         case RoundMode::CAST_ROUND: return pick(std::integral_constant<RoundMode, RoundMode::CAST_ROUND>());
         case RoundMode::CAST_TRUNC: return pick(std::integral_constant<RoundMode, RoundMode::CAST_TRUNC>());
     }
+}
+
+// Pairs whose lanes go through fp32: one of the two is a 16-bit float, the other has lanes as well.
+template <typename To, typename From>
+constexpr bool has_cast_lanes = (is_one_of<To, half, bfloat16_t> && is_one_of<From, float, half, bfloat16_t>) ||
+                                (is_one_of<From, half, bfloat16_t> && std::is_same_v<To, float>);
+
+template <typename To, typename From, typename Convert>
+inline void cast_flat(To* to, const From* from, uint32_t count, RoundMode mode, Convert convert) {
+    uint32_t i = 0;
+    if constexpr (has_cast_lanes<To, From>)
+        if (mode == RoundMode::CAST_NONE || mode == RoundMode::CAST_RINT)
+            for (; i + kLanes <= count; i += kLanes) store_narrow(to + i, load_wide(from + i));
+    for (; i < count; ++i) to[i] = convert(from[i]);
 }
 
 template <typename To, typename From>
@@ -57,9 +72,8 @@ inline void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const Rou
     write_operand(instruction, "dst", dst, plan, {1, plan.lanes * uint32_t(sizeof(T)) / kBlockBytes});
     T* to = dst.host_data();
     const U* from = src.host_data();
-    with_conversion<T, U>(roundMode, site, [=](auto convert) {
-        for (uint32_t i = 0; i < count; ++i) to[i] = convert(from[i]);
-    });
+    const RoundMode mode = roundMode;
+    with_conversion<T, U>(mode, site, [=](auto convert) { cast_flat(to, from, count, mode, convert); });
 }
 
 template <typename T, typename U, bool isSetMask = true>

@@ -14,8 +14,20 @@ struct RowCopy {
     uint64_t bytes, from_step, to_step;
 };
 
+// Rows are often shorter than what a call of memcpy costs; local and global memory do not overlap.
+inline void copy_row(uint8_t* to, const uint8_t* from, uint64_t bytes) {
+    constexpr uint64_t kShort = 1024;
+    if (bytes < kBlockBytes || bytes > kShort) {
+        std::memcpy(to, from, bytes);
+        return;
+    }
+    const auto block = [=](uint64_t at) { std::memcpy(to + at, from + at, kBlockBytes); };
+    for (uint64_t at = 0; at + kBlockBytes <= bytes; at += kBlockBytes) block(at);
+    if (bytes % kBlockBytes) block(bytes - kBlockBytes);
+}
+
 inline void copy_rows(uint8_t* to, const uint8_t* from, const RowCopy& copy) {
-    for (uint32_t r = 0; r < copy.rows; ++r) std::memcpy(to + r * copy.to_step, from + r * copy.from_step, copy.bytes);
+    for (uint32_t r = 0; r < copy.rows; ++r) copy_row(to + r * copy.to_step, from + r * copy.from_step, copy.bytes);
 }
 
 template <typename T>
@@ -126,7 +138,7 @@ inline void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src, c
     for (uint32_t r = 0; kChecked && r < p.blockCount; ++r) instruction.write("dst", dst, r * step, row);
     for (uint32_t r = 0; r < p.blockCount; ++r) {
         uint8_t* to = reinterpret_cast<uint8_t*>(dst.host_data()) + r * step;
-        std::memcpy(to + left, reinterpret_cast<const uint8_t*>(src.host_data()) + r * from_step, p.blockLen);
+        copy_row(to + left, reinterpret_cast<const uint8_t*>(src.host_data()) + r * from_step, p.blockLen);
         fill_padding(reinterpret_cast<T*>(to), padParams.leftPadding, p.blockLen / sizeof(T), row / sizeof(T),
                      padParams.leftPadding + padParams.rightPadding, padParams);
     }

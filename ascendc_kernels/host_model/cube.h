@@ -5,8 +5,9 @@
 //   L0C  NZ: fractal (mi, ni) at ni * M1 + mi, rows of n inside       M1, K1, N1: m, k, n in sixteens, rounded up
 #pragma once
 #include "instruction.h"
-#include "panel_product.h"
+#include "lanes.h"
 #include "params.h"
+#include "tiles.h"
 
 namespace ascendc_host {
 
@@ -56,80 +57,64 @@ inline void load_fractals(const Instruction& instruction, const AscendC::LocalTe
                      copy.transpose);
 }
 
-// L0A to rows of fp32, zero from k to padded_k: what lies beyond k takes no part.
+// One fractal in fp32: its first `rows` rows and `columns` columns, zero elsewhere: what lies beyond the matrix takes no part.
 template <typename T>
-inline void unpack_rows(float* rows, const T* l0a, uint32_t m, uint32_t k, uint32_t padded_k) {
-    const uint32_t k1 = in_fractals(k);
-    for (uint32_t i = 0; i < m; ++i)
-        for (uint32_t ki = 0; ki < k1; ++ki) {
-            const T* from = l0a + (uint64_t(i / kFractal) * k1 + ki) * kFractalElements + i % kFractal * kFractal;
-            float* to = rows + uint64_t(i) * padded_k + ki * kFractal;
-            for (uint32_t j = 0; j < kFractal; ++j) to[j] = float(from[j]);
-        }
-    for (uint32_t i = 0; i < m; ++i)
-        for (uint32_t j = k; j < padded_k; ++j) rows[uint64_t(i) * padded_k + j] = 0.0f;
+inline void widen_fractal(float* to, uint32_t to_step, const T* from, uint32_t rows, uint32_t columns, megatron_ext::Magnitudes& seen) {
+    T part[kFractalElements] = {};
+    if (columns < kFractal) {
+        for (uint32_t i = 0; i < rows; ++i) std::memcpy(part + i * kFractal, from + i * kFractal, columns * sizeof(T));
+        from = part;
+    }
+    for (uint32_t i = 0; i < rows; ++i, from += kFractal, to += to_step) {
+        seen.add_panel_row(from);
+        store_narrow(to, load_wide(from));
+        store_narrow(to + kLanes, load_wide(from + kLanes));
+    }
 }
 
-// L0B to panels[ni][k][16] of fp32, zero from k to padded_k and from n on.
+// L0A to rows of padded_k in fp32.
 template <typename T>
-inline void unpack_panels(float* panels, const T* l0b, uint32_t k, uint32_t n, uint32_t padded_k) {
-    const uint32_t k1 = in_fractals(k), n1 = in_fractals(n);
-    for (uint32_t ni = 0; ni < n1; ++ni)
-        for (uint32_t ki = 0; ki < k1; ++ki) {
-            const T* from = l0b + (uint64_t(ki) * n1 + ni) * kFractalElements;
+inline void unpack_rows(float* rows, const T* l0a, uint32_t m, uint32_t k, uint32_t padded_k, megatron_ext::Magnitudes& seen) {
+    for (uint32_t mi = 0; mi < m; mi += kFractal)
+        for (uint32_t ki = 0; ki < k; ki += kFractal, l0a += kFractalElements)
+            widen_fractal(rows + uint64_t(mi) * padded_k + ki, padded_k, l0a, std::min(m - mi, kFractal), std::min(k - ki, kFractal), seen);
+}
+
+// L0B to panels[ni][padded_k][16] of fp32.
+template <typename T>
+inline void unpack_panels(float* panels, const T* l0b, uint32_t k, uint32_t n, uint32_t padded_k, megatron_ext::Magnitudes& seen) {
+    for (uint32_t ki = 0; ki < k; ki += kFractal)
+        for (uint32_t ni = 0; ni < n; ni += kFractal, l0b += kFractalElements) {
             float wide[kFractalElements];
-            for (uint32_t i = 0; i < kFractalElements; ++i) wide[i] = float(from[i]);
-            float* to = panels + (uint64_t(ni) * padded_k + ki * kFractal) * kFractal;
-            for (uint32_t kk = 0; kk < kFractal; ++kk)
-                for (uint32_t nn = 0; nn < kFractal; ++nn) to[kk * kFractal + nn] = wide[nn * kFractal + kk];
+            const uint32_t rows = std::min(n - ni, kFractal);
+            widen_fractal(wide, kFractal, l0b, rows, std::min(k - ki, kFractal), seen);
+            std::fill(wide + rows * kFractal, wide + kFractalElements, 0.0f);
+            float* to = panels + uint64_t(ni) * padded_k + ki * kFractal;
+            for (uint32_t i = 0; i < kFractal; i += kLanes)
+                for (uint32_t j = 0; j < kFractal; j += kLanes)
+                    megatron_ext::transpose8(wide + j * kFractal + i, kFractal, to + i * kFractal + j, kFractal);
         }
-    for (uint32_t ni = 0; ni < n1; ++ni) {
-        float* panel = panels + uint64_t(ni) * padded_k * kFractal;
-        const uint32_t live = n - ni * kFractal < kFractal ? n - ni * kFractal : kFractal;
-        for (uint32_t kk = 0; kk < padded_k; ++kk)
-            for (uint32_t nn = kk < k ? live : 0; nn < kFractal; ++nn) panel[kk * kFractal + nn] = 0.0f;
-    }
 }
 
-// Powers of two that bound the values that are not zero: largest <= |x| rounded up, and the last bit of the smallest.
-struct Magnitudes {
-    int32_t largest = -1000, last_bit = 1000;
-};
-
-inline Magnitudes magnitudes(const bfloat16_t* values, uint64_t count) {
-    constexpr int32_t kMantissaBits = 7, kBias = 127;
-    int32_t high = 0, low = 255;  // exponent fields; 255 is infinity or NaN
-    for (uint64_t i = 0; i < count; ++i) {
-        const int32_t field = values[i].bits >> kMantissaBits & 0xFF, normal = field > 1 ? field : 1;
-        high = normal > high ? normal : high;
-        const int32_t unless_zero = (values[i].bits & 0x7FFF) ? normal : 255;
-        low = unless_zero < low ? unless_zero : low;
-    }
-    return {high - kBias + 1, low - kBias - kMantissaBits};
-}
-
-// Products of halves are always exact in fp32. Products of bfloat16 are, unless they overflow or have bits below 2^-149.
-inline bool products_are_exact(const half*, uint64_t, const half*, uint64_t) { return true; }
-inline bool products_are_exact(const bfloat16_t* a, uint64_t a_count, const bfloat16_t* b, uint64_t b_count) {
-    const Magnitudes x = magnitudes(a, a_count), y = magnitudes(b, b_count);
-    return x.largest + y.largest <= 127 && x.last_bit + y.last_bit >= -149;
-}
+// The type of the order contract's kernels.
+template <typename U>
+using ContractType = std::conditional_t<std::is_same_v<U, half>, megatron_ext::Float16, megatron_ext::BFloat16>;
 
 template <typename U>
 inline void multiply(float* l0c, const U* l0a, const U* l0b, const AscendC::MmadParams& p) {
-    const uint32_t m1 = in_fractals(p.m), n1 = in_fractals(p.n), padded_k = in_fractals(p.k) * kFractal;
+    const uint32_t m1 = in_fractals(p.m), padded_k = in_fractals(p.k) * kFractal;
     const megatron_ext::MmadOrder order = megatron_ext::MmadOrder(mmad_order());
     // A zero product added to -0 would give +0, so the sequential order stops at k.
     const uint32_t length = order == megatron_ext::kGroups16 ? padded_k : p.k;
-    const bool exact = products_are_exact(l0a, uint64_t(m1) * kFractal * padded_k, l0b, uint64_t(n1) * kFractal * padded_k);
     CubeScratch& scratch = cube_scratch();
-    unpack_rows(scratch.a, l0a, p.m, p.k, padded_k);
-    unpack_panels(scratch.panels, l0b, p.k, p.n, padded_k);
-    for (uint32_t ni = 0; ni < n1; ++ni) {
-        float* c = l0c + uint64_t(ni) * m1 * kFractalElements;
+    megatron_ext::Magnitudes left, right;
+    unpack_rows(scratch.a, l0a, p.m, p.k, padded_k, left);
+    unpack_panels(scratch.panels, l0b, p.k, p.n, padded_k, right);
+    const bool exact = megatron_ext::products_are_exact<ContractType<U>>(left, right);
+    for (uint32_t ni = 0; ni < p.n; ni += kFractal) {
+        float* c = l0c + uint64_t(ni) * m1 * kFractal;
         if (p.cmatrixInitVal) std::memset(c, 0, uint64_t(p.m) * kFractal * sizeof(float));
-        const PanelProduct product = {scratch.a, padded_k, scratch.panels + uint64_t(ni) * padded_k * kFractal, length, c};
-        add_panel_product(exact, order, product, p.m);
+        megatron_ext::tiles(order, exact, scratch.a, padded_k, p.m, scratch.panels + uint64_t(ni) * padded_k, length, c, kFractal);
     }
 }
 

@@ -1,15 +1,16 @@
+// Fortified longjmp takes a jump to another stack for an error.
+#undef _FORTIFY_SOURCE
 #include "fiber.h"
 
 #include <sys/mman.h>
+#include <ucontext.h>
 
 #include <cstdlib>
-#include <vector>
 
 namespace ascendc_host {
 namespace {
 
 constexpr size_t kGuardBytes = 4096;
-thread_local std::vector<uint8_t*> free_stacks;
 
 uint8_t* map_stack() {
     void* memory = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -20,45 +21,48 @@ uint8_t* map_stack() {
 
 }  // namespace
 
-uint8_t* take_stack() {
-    if (free_stacks.empty()) return map_stack();
-    uint8_t* stack = free_stacks.back();
-    free_stacks.pop_back();
-    return stack;
+Fiber::~Fiber() {
+    if (stack_) munmap(stack_, kStackBytes);
 }
 
-void return_stack(uint8_t* stack) { free_stacks.push_back(stack); }
+void Fiber::enter(unsigned high, unsigned low) { reinterpret_cast<Fiber*>(uintptr_t(high) << 32 | low)->run_bodies(); }
 
-void Fiber::enter(unsigned high, unsigned low) {
-    Fiber* fiber = reinterpret_cast<Fiber*>(uintptr_t(high) << 32 | low);
-    fiber->body_(fiber->argument_);
+// The lowest frame of the stack, which never returns: a jump to it drops whatever stood above.
+void Fiber::run_bodies() {
+    if (_setjmp(bottom_) == 0) _longjmp(scheduler_, 1);
+    body_(argument_);
     std::abort();  // body must leave()
 }
 
+// A context switch by swapcontext is two system calls; it makes the stack, jumps do the rest.
+void Fiber::make_stack() {
+    stack_ = map_stack();
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = stack_;
+    context.uc_stack.ss_size = kStackBytes;
+    context.uc_link = nullptr;
+    const uintptr_t address = reinterpret_cast<uintptr_t>(this);
+    makecontext(&context, reinterpret_cast<void (*)()>(&Fiber::enter), 2, unsigned(address >> 32), unsigned(address));
+    if (_setjmp(scheduler_) == 0) setcontext(&context);
+}
+
 void Fiber::start(void (*body)(void*), void* argument) {
-    stack_ = take_stack();
+    if (stack_ == nullptr) make_stack();
     body_ = body;
     argument_ = argument;
-    getcontext(&own_);
-    own_.uc_stack.ss_sp = stack_;
-    own_.uc_stack.ss_size = kStackBytes;
-    own_.uc_link = nullptr;
-    const uintptr_t address = reinterpret_cast<uintptr_t>(this);
-    makecontext(&own_, reinterpret_cast<void (*)()>(&Fiber::enter), 2, unsigned(address >> 32), unsigned(address));
+    next_ = &bottom_;
 }
 
-void Fiber::resume() { swapcontext(&scheduler_, &own_); }
-
-void Fiber::suspend() { swapcontext(&own_, &scheduler_); }
-
-void Fiber::leave() {
-    suspend();
-    std::abort();  // a fiber that left is never resumed
+void Fiber::resume() {
+    if (_setjmp(scheduler_) == 0) _longjmp(*next_, 1);
 }
 
-void Fiber::release() {
-    if (stack_) return_stack(stack_);
-    stack_ = nullptr;
+void Fiber::suspend() {
+    next_ = &own_;
+    if (_setjmp(own_) == 0) _longjmp(scheduler_, 1);
 }
+
+void Fiber::leave() { _longjmp(scheduler_, 1); }
 
 }  // namespace ascendc_host

@@ -1,5 +1,6 @@
 // TPipe, TQue, TBuf: memory of a core, and the queues that order its pipes.
 #pragma once
+#include "deletion.h"
 #include "instruction.h"
 
 namespace ascendc_host {
@@ -55,6 +56,7 @@ class TQue {
  public:
     template <typename T>
     LocalTensor<T> AllocTensor(ascendc_host::Site site = ascendc_host::Site::here()) {
+        if (ascendc_host::left_out("AllocTensor", site)) return LocalTensor<T>();
         for (int tried = 0; tried < count_; ++tried) {
             ascendc_host::Buffer& buffer = buffers_[next_];
             next_ = (next_ + 1) % count_;
@@ -67,6 +69,7 @@ class TQue {
 
     template <typename T>
     bool EnQue(const LocalTensor<T>& tensor, ascendc_host::Site site = ascendc_host::Site::here()) {
+        if (ascendc_host::left_out("EnQue", site)) return true;
         require_own("EnQue", tensor.host_buffer(), site);
         if (queued_ == depth) ascendc_host::fail("EnQue", site, "the queue holds %d tensors, its depth: DeQue is missing", depth);
         ascendc_host::step_enque(*tensor.host_buffer(), kEvents, site);
@@ -76,6 +79,7 @@ class TQue {
 
     template <typename T>
     LocalTensor<T> DeQue(ascendc_host::Site site = ascendc_host::Site::here()) {
+        if (ascendc_host::left_out("DeQue", site)) return queued_ ? tensor_of<T>(*queue_[head_]) : LocalTensor<T>();
         if (queued_ == 0) ascendc_host::fail("DeQue", site, "the queue is empty: EnQue is missing");
         ascendc_host::Buffer& buffer = *queue_[head_];
         head_ = (head_ + 1) % depth;
@@ -86,6 +90,7 @@ class TQue {
 
     template <typename T>
     void FreeTensor(LocalTensor<T>& tensor, ascendc_host::Site site = ascendc_host::Site::here()) {
+        if (ascendc_host::left_out("FreeTensor", site)) return;
         require_own("FreeTensor", tensor.host_buffer(), site);
         ascendc_host::step_free(*tensor.host_buffer(), kEvents, site);
     }

@@ -24,12 +24,52 @@ inline float pair_sum(const float* values) {
 constexpr int kFloatsPerRepeat = kRepeatBytes / sizeof(float);
 static_assert(kFloatsPerRepeat == megatron_ext::kRowSumBlock, "row_sum of the order contract is ReduceSum by count");
 
+// Sums of the eight blocks of a repeat that lies in one piece.
+inline Lanes block_sums(const float* repeat) {
+    return pair_trees([repeat](int block) { return load_wide(repeat + block * kLanes); }, AddOp());
+}
+
+// Sums of eight repeats, `step` floats apart.
+inline Lanes repeat_sums(const float* first, uint64_t step) {
+    return pair_trees([first, step](int repeat) { return block_sums(first + repeat * step); }, AddOp());
+}
+
+// Sums of the adjacent pairs of sixteen floats.
+inline Lanes pair_sums(const float* from) {
+    const TwoLanes halves = lower_and_upper(load_wide(from), load_wide(from + kLanes));
+    return combine_pairs(halves.first, halves.second, AddOp());
+}
+
+// The results of all repeats, each repeat in one piece; results[r * dst_step ...].
+template <int group>
+inline void sum_dense_groups(float* dst, uint64_t dst_step, const float* src, uint64_t src_step, uint32_t repeats) {
+    uint32_t r = 0;
+    if constexpr (group == kFloatsPerRepeat) {
+        // Eight repeats are read before the first result is written, so that no result may lie in a repeat that follows it.
+        const bool apart = dst + repeats * dst_step <= src || src + repeats * src_step + kFloatsPerRepeat <= dst;
+        const bool behind = dst <= src && dst_step <= src_step;
+        for (; (apart || behind) && r + kLanes <= repeats; r += kLanes) {
+            const Lanes sums = repeat_sums(src + r * src_step, src_step);
+            for (uint32_t i = 0; i < kLanes; ++i) dst[(r + i) * dst_step] = sums[i];
+        }
+        for (; r < repeats; ++r) {
+            float blocks[kLanes];
+            megatron_ext::store(blocks, block_sums(src + r * src_step));
+            dst[r * dst_step] = pair_sum<kLanes>(blocks);
+        }
+    } else if constexpr (group == kLanes) {
+        for (; r < repeats; ++r) megatron_ext::store(dst + r * dst_step, block_sums(src + r * src_step));
+    } else {
+        for (; r < repeats; ++r) {
+            const float* from = src + r * src_step;
+            const Lanes sums[] = {pair_sums(from), pair_sums(from + 16), pair_sums(from + 32), pair_sums(from + 48)};
+            for (uint32_t i = 0; i < 4; ++i) megatron_ext::store(dst + r * dst_step + i * kLanes, sums[i]);
+        }
+    }
+}
+
 // Lanes of one repeat, gathered through the block stride; masked lanes are +0.
 inline void gather_repeat(float* lanes, const float* src, const RepeatPlan& plan, Stride stride, uint32_t repeat) {
-    if (plan.full() && stride.block == 1) {
-        std::memcpy(lanes, lane_address(src, stride, repeat, 0), kRepeatBytes);
-        return;
-    }
     for (uint32_t lane = 0; lane < plan.lanes; ++lane)
         lanes[lane] = plan.mask_of(repeat).has(lane) ? *lane_address(src, stride, repeat, lane) : 0.0f;
 }
@@ -69,6 +109,9 @@ inline void sum_groups(const char* name, const AscendC::LocalTensor<float>& dst,
         for (uint32_t g = 0; kChecked && g < kResults; ++g)
             if (plan.mask_of(r).has(g * group))
                 instruction.write("dst", dst, (uint64_t(r) * dst_stride * kResults + g) * sizeof(float), sizeof(float));
+    if (plan.full() && stride.block == 1)
+        return sum_dense_groups<group>(dst.host_data(), uint64_t(dst_stride) * kResults, src.host_data(), uint64_t(stride.repeat) * kLanes,
+                                       plan.repeats);
     for (uint32_t r = 0; r < plan.repeats; ++r) {
         float lanes[kFloatsPerRepeat];
         gather_repeat(lanes, src.host_data(), plan, stride, r);
@@ -97,22 +140,59 @@ struct Maximum {
     }
 };
 
+// The first of two that Maximum::offer would keep: the larger one, the earlier of equals, NaN before all.
+struct FirstMaxOp {
+    Lanes operator()(Lanes earlier, Lanes later) const { return pick(greater(later, earlier) | (is_nan(later) & ~is_nan(earlier)), later, earlier); }
+};
+
+// Where `value` stands first; lanes beyond count are not looked at. NaN finds NaN.
+template <typename T>
+inline uint32_t first_index(const T* values, uint32_t count, float value) {
+    const Lanes wanted = all_lanes(value);
+    const bool nan = is_nan(value);
+    const auto equal = [](auto x, auto y) { return x == y; };
+    uint32_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) {
+        const Lanes x = load_wide(values + i);
+        const uint32_t found = lane_bits(nan ? is_nan(x) : compare_lanes(x, wanted, equal));
+        if (found) return i + uint32_t(__builtin_ctz(found));
+    }
+    while (nan ? !is_nan(float(values[i])) : float(values[i]) != value) ++i;
+    return i;
+}
+
 // The same for contiguous elements: the value in lanes first, then the first place where it stands.
 template <typename T>
 inline Maximum<T> first_maximum(const T* values, uint32_t count) {
-    constexpr uint32_t kTogether = 16;
-    Wide<T> best[kTogether];
-    for (Wide<T>& lane : best) lane = Wide<T>(values[0]);
+    constexpr uint32_t kTogether = 4;
+    Lanes best[kTogether];
+    for (Lanes& lanes : best) lanes = all_lanes(float(values[0]));
     uint32_t i = 0;
-    for (; i + kTogether <= count; i += kTogether)
-        for (uint32_t l = 0; l < kTogether; ++l) best[l] = MaxOp()(Wide<T>(values[i + l]), best[l]);
-    for (; i < count; ++i) best[0] = MaxOp()(Wide<T>(values[i]), best[0]);
-    for (uint32_t l = 1; l < kTogether; ++l) best[0] = MaxOp()(best[l], best[0]);
-    const bool is_nan = best[0] != best[0];
-    uint32_t at = 0;
-    while (is_nan ? Wide<T>(values[at]) == Wide<T>(values[at]) : Wide<T>(values[at]) != best[0]) ++at;
+    for (; i + kTogether * kLanes <= count; i += kTogether * kLanes)
+        for (uint32_t l = 0; l < kTogether; ++l) best[l] = MaxOp()(load_wide(values + i + l * kLanes), best[l]);
+    for (; i + kLanes <= count; i += kLanes) best[0] = MaxOp()(load_wide(values + i), best[0]);
+    const Lanes together = MaxOp()(MaxOp()(best[0], best[1]), MaxOp()(best[2], best[3]));
+    float value = float(values[0]);
+    for (uint32_t l = 0; l < kLanes; ++l) value = MaxOp()(together[l], value);
+    for (; i < count; ++i) value = MaxOp()(float(values[i]), value);
+    const uint32_t at = first_index(values, count, value);
     return {values[at], at, true};
 }
+
+// The maxima of the eight blocks of a repeat of floats that lies in one piece.
+inline Lanes block_maxima(const float* repeat) {
+    return pair_trees([repeat](int block) { return load_wide(repeat + block * kLanes); }, FirstMaxOp());
+}
+
+inline Maximum<float> repeat_maximum(const float* repeat, bool with_index) {
+    float blocks[kLanes];
+    megatron_ext::store(blocks, block_maxima(repeat));
+    Maximum<float> first;
+    for (uint32_t b = 0; b < kLanes; ++b) first.offer(blocks[b], 0);
+    if (with_index) first.index = first_index(repeat, kFloatsPerRepeat, first.value);
+    return first;
+}
+inline Maximum<half> repeat_maximum(const half* repeat, bool) { return first_maximum(repeat, kRepeatBytes / sizeof(half)); }
 
 // An index is stored as the bits of an element.
 template <typename T>
@@ -154,7 +234,7 @@ inline void whole_maximum(const AscendC::LocalTensor<T>& dst, const AscendC::Loc
     for (uint32_t r = 0; r < plan.repeats; ++r) {
         Maximum<T> maximum;
         if (plan.full() && stride.block == 1)
-            maximum = first_maximum(lane_address(src.host_data(), stride, r, 0), plan.lanes);
+            maximum = repeat_maximum(lane_address(src.host_data(), stride, r, 0), order != AscendC::ReduceOrder::ORDER_ONLY_VALUE);
         else
             for (uint32_t lane = 0; lane < plan.lanes; ++lane)
                 if (plan.mask_of(r).has(lane)) maximum.offer(*lane_address(src.host_data(), stride, r, lane), lane);
@@ -168,15 +248,21 @@ inline void block_maximum(const AscendC::LocalTensor<T>& dst, const AscendC::Loc
     const Instruction instruction("BlockReduceMax", PIPE_V, site);
     const RepeatPlan plan = plan_reduction<T>(instruction, set_mask, mask, repeats, dst_stride, block_stride, repeat_stride);
     const Stride stride = {uint32_t(block_stride), uint32_t(repeat_stride)};
-    constexpr uint32_t kLanes = kBlockBytes / sizeof(T), kBlocks = kRepeatBytes / kBlockBytes;
+    constexpr uint32_t kElements = kBlockElements<T>, kBlocks = kBlocksPerRepeat;
     read_operand(instruction, "src", src, plan, stride);
     instruction.operand("dst", dst, in(Memory::kUb), kBlocks * sizeof(T));
+    if constexpr (is_float<T> && !kChecked)
+        if (plan.full() && stride.block == 1) {
+            for (uint32_t r = 0; r < plan.repeats; ++r)
+                megatron_ext::store(dst.host_data() + uint64_t(r) * dst_stride * kBlocks, block_maxima(lane_address(src.host_data(), stride, r, 0)));
+            return;
+        }
     for (int pass = kChecked ? 0 : 1; pass < 2; ++pass)  // all writes are announced before the first one happens
         for (uint32_t r = 0; r < plan.repeats; ++r)
             for (uint32_t b = 0; b < kBlocks; ++b) {
                 const uint64_t at = uint64_t(r) * dst_stride * kBlocks + b;
                 Maximum<T> maximum;
-                for (uint32_t lane = b * kLanes; lane < (b + 1) * kLanes; ++lane)
+                for (uint32_t lane = b * kElements; lane < (b + 1) * kElements; ++lane)
                     if (plan.mask_of(r).has(lane)) maximum.offer(*lane_address(src.host_data(), stride, r, lane), lane);
                 if (!maximum.found) continue;
                 if (pass == 0)
@@ -208,6 +294,10 @@ inline void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, cons
     instruction.write("dst", dst, 0, sizeof(T));
     float total = 0.0f;
     int32_t first = 0;
+    for (; first + 8 * kFloatsPerRepeat <= count; first += 8 * kFloatsPerRepeat) {
+        const Lanes sums = repeat_sums(src.host_data() + first, kFloatsPerRepeat);
+        for (uint32_t i = 0; i < kLanes; ++i) total = total + sums[i];
+    }
     for (; first + kFloatsPerRepeat <= count; first += kFloatsPerRepeat) total = total + pair_sum<kFloatsPerRepeat>(src.host_data() + first);
     if (first < count) {
         float tail[kFloatsPerRepeat] = {};

@@ -87,6 +87,8 @@ template <>
 struct Conversion<float, half> : WideningConversion<float> {};
 template <>
 struct Conversion<float, bfloat16_t> : WideningConversion<float> {};
+template <>
+struct Conversion<half, uint8_t> : WideningConversion<half> {};
 
 template <>
 struct Conversion<half, float> {

@@ -1,5 +1,6 @@
 #include "sync.h"
 
+#include "deletion.h"
 #include "monitor.h"
 
 namespace ascendc_host {
@@ -12,16 +13,19 @@ void require_id(const char* function, int32_t id, Site site) {
 }  // namespace
 
 void set_flag(AscendC::HardEvent event, int32_t id, Site site) {
+    if (is_left_out("SetFlag", site)) return;
     require_id("SetFlag", id, site);
     core().monitor->set_flag(core(), int(event), id, site, false);
 }
 
 void wait_flag(AscendC::HardEvent event, int32_t id, Site site) {
+    if (is_left_out("WaitFlag", site)) return;
     require_id("WaitFlag", id, site);
     core().monitor->wait_flag(core(), int(event), id, site);
 }
 
 void pipe_barrier(pipe_t pipe, Site site) {
+    if (is_left_out("PipeBarrier", site)) return;
     Core& me = core();
     const bool vector_pipe = pipe == PIPE_V || pipe == PIPE_MTE3;
     const bool cube_pipe = pipe == PIPE_M || pipe == PIPE_MTE1 || pipe == PIPE_FIX;

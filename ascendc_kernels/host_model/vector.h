@@ -1,9 +1,11 @@
 // Elementwise vector functions: Add Sub Mul Div Max Min, Adds Muls Maxs, Exp Ln Sqrt, Duplicate.
 //
 // Lanes are independent, so vectorisation cannot change a bit. half is computed in fp32 and rounded once, which is exact for + - * /.
+// An operation takes and gives a scalar or Lanes.
 #pragma once
 #include <cmath>
 
+#include "lanes.h"
 #include "repeats.h"
 
 namespace ascendc_host {
@@ -24,75 +26,119 @@ struct MulOp {
     V operator()(V a, V b) const { return V(a * b); }
 };
 struct DivOp {
-    float operator()(float a, float b) const { return a / b; }
+    template <typename V>
+    V operator()(V a, V b) const { return a / b; }
 };
 // NaN if either is NaN; which zero max(-0, +0) gives is not documented, here it is the second operand.
 struct MaxOp {
     template <typename V>
-    V operator()(V a, V b) const { return a > b || a != a ? a : b; }
+    V operator()(V a, V b) const { return pick(greater(a, b) | is_nan(a), a, b); }
 };
 struct MinOp {
     template <typename V>
-    V operator()(V a, V b) const { return a < b || a != a ? a : b; }
+    V operator()(V a, V b) const { return pick(greater(b, a) | is_nan(a), a, b); }
 };
+
+// A function of one lane, on all of them.
+template <typename Function>
+inline Lanes for_each_lane(Lanes x, Function function) {
+    float values[kLanes];
+    megatron_ext::store(values, x);
+    for (float& value : values) value = function(value);
+    return megatron_ext::load(values);
+}
 struct ExpOp {
     float operator()(float x) const { return megatron_ext::exp_f32(x); }
+    Lanes operator()(Lanes x) const { return for_each_lane(x, megatron_ext::exp_f32); }
 };
 struct LnOp {
     float operator()(float x) const { return megatron_ext::log_f32(x); }
+    Lanes operator()(Lanes x) const { return for_each_lane(x, megatron_ext::log_f32); }
 };
 struct SqrtOp {
     float operator()(float x) const { return std::sqrt(x); }
+    Lanes operator()(Lanes x) const { return for_each_lane(x, [](float value) { return std::sqrt(value); }); }
 };
+
+// An operation of two operands with the second one fixed.
+template <typename Op, typename W>
+inline auto with_scalar(W scalar) {
+    return [scalar](auto x) { return Op()(x, spread_like(x, scalar)); };
+}
 
 // dst[i] = op(a[i], b[i]). Operands may be the same tensor: a lane is read before it is written.
 template <typename T, typename Op>
 inline void apply_flat(T* dst, const T* a, const T* b, uint32_t count, Op op) {
+    uint32_t i = 0;
+    if constexpr (std::is_same_v<T, half>)  // whose conversions the compiler does not vectorise well
+        for (; i + kLanes <= count; i += kLanes) store_narrow(dst + i, op(load_wide(a + i), load_wide(b + i)));
 #pragma GCC ivdep
-    for (uint32_t i = 0; i < count; ++i) dst[i] = T(op(Wide<T>(a[i]), Wide<T>(b[i])));
+    for (; i < count; ++i) dst[i] = T(op(Wide<T>(a[i]), Wide<T>(b[i])));
 }
 
 template <typename T, typename Op>
 inline void apply_flat(T* dst, const T* a, uint32_t count, Op op) {
+    uint32_t i = 0;
+    if constexpr (std::is_same_v<T, half>)
+        for (; i + kLanes <= count; i += kLanes) store_narrow(dst + i, op(load_wide(a + i)));
 #pragma GCC ivdep
-    for (uint32_t i = 0; i < count; ++i) dst[i] = T(op(Wide<T>(a[i])));
+    for (; i < count; ++i) dst[i] = T(op(Wide<T>(a[i])));
 }
 
 inline bool is_dense(Stride stride) { return stride.block == 1 && stride.repeat == 8; }
 
-template <typename T, typename Op>
-inline void apply_block(T* dst, const T* a, const T* b, uint32_t bits, Op op) {
-    for (uint32_t l = 0; l < kBlockBytes / sizeof(T); ++l)
-        if (bits >> l & 1) dst[l] = T(op(Wide<T>(a[l]), Wide<T>(b[l])));
-}
-
-// The lanes of one repeat side by side: where they lie, or copied to `room`.
 template <typename T>
-inline const T* dense_lanes(const T* src, Stride stride, uint32_t repeat, T* room) {
-    constexpr uint32_t kLanes = kBlockBytes / sizeof(T), kBlocks = kRepeatBytes / kBlockBytes;
-    const T* first = lane_address(src, stride, repeat, 0);
-    if (stride.block == 1) return first;
-    for (uint32_t block = 0; block < kBlocks; ++block)
-        std::memcpy(room + block * kLanes, first + uint64_t(block) * stride.block * kLanes, kBlockBytes);
-    return room;
-}
+constexpr bool is_float = std::is_same_v<T, float>;
 
 template <typename T>
-inline void spread_lanes(T* dst, Stride stride, uint32_t repeat, const T* lanes) {
-    constexpr uint32_t kLanes = kBlockBytes / sizeof(T), kBlocks = kRepeatBytes / kBlockBytes;
-    T* first = lane_address(dst, stride, repeat, 0);
-    for (uint32_t block = 0; block < kBlocks; ++block)
-        std::memcpy(first + uint64_t(block) * stride.block * kLanes, lanes + block * kLanes, kBlockBytes);
+constexpr uint32_t kBlockElements = kBlockBytes / sizeof(T);
+constexpr uint32_t kBlocksPerRepeat = kRepeatBytes / kBlockBytes;
+static_assert(kBlockElements<float> == kLanes && kBlocksPerRepeat == kLanes, "a block of floats is a vector, and a repeat eight of them");
+
+// The blocks of one repeat, all read before the first one is written. get(b): block b of the result; selected(b): its mask.
+template <bool masked, typename Get, typename Selected>
+inline __attribute__((always_inline)) void store_repeat(float* dst, Stride stride, uint32_t repeat, Get get, Selected selected) {
+    Lanes results[kBlocksPerRepeat];
+#pragma GCC unroll 8
+    for (uint32_t b = 0; b < kBlocksPerRepeat; ++b) results[b] = get(b);
+#pragma GCC unroll 8
+    for (uint32_t b = 0; b < kBlocksPerRepeat; ++b) {
+        float* to = lane_address(dst, stride, repeat, b * kLanes);
+        if constexpr (masked)
+            megatron_ext::store(to, pick(selected(b), results[b], megatron_ext::load(to)));
+        else
+            megatron_ext::store(to, results[b]);
+    }
 }
 
-// All lanes of all repeats.
+// dst = op(get(repeat, block)) for every selected lane of floats.
+template <typename Get>
+inline void store_repeats(float* dst, const RepeatPlan& plan, Stride stride, Get get) {
+    if (plan.full()) {
+        for (uint32_t r = 0; r < plan.repeats; ++r)
+            store_repeat<false>(dst, stride, r, [&](uint32_t b) { return get(r, b); }, nullptr);
+        return;
+    }
+    for (uint32_t r = 0; r < plan.repeats; ++r) {
+        const LaneMask mask = plan.mask_of(r);
+        store_repeat<true>(dst, stride, r, [&](uint32_t b) { return get(r, b); },
+                           [&](uint32_t b) { return lanes_of(mask.block(b * kLanes, kLanes)); });
+    }
+}
+
+// The selected lanes of other types, in blocks: all blocks of a repeat are read before the first one is written.
 template <typename T, typename Op>
-inline void apply_strided(T* dst, const T* a, const T* b, uint32_t repeats, Stride dst_stride, Stride a_stride, Stride b_stride, Op op) {
-    constexpr uint32_t kLanes = kRepeatBytes / sizeof(T);
-    T x_room[kLanes], y_room[kLanes], z[kLanes];
-    for (uint32_t r = 0; r < repeats; ++r) {
-        apply_flat(z, dense_lanes(a, a_stride, r, x_room), dense_lanes(b, b_stride, r, y_room), kLanes, op);
-        spread_lanes(dst, dst_stride, r, z);
+inline void apply_blocks(T* dst, const T* a, const T* b, const RepeatPlan& plan, Stride dst_stride, Stride a_stride, Stride b_stride, Op op) {
+    constexpr uint32_t kElements = kBlockElements<T>;
+    for (uint32_t r = 0; r < plan.repeats; ++r) {
+        T results[kRepeatBytes / sizeof(T)];
+        for (uint32_t first = 0; first < plan.lanes; first += kElements)
+            apply_flat(results + first, lane_address(a, a_stride, r, first), lane_address(b, b_stride, r, first), kElements, op);
+        for (uint32_t first = 0; first < plan.lanes; first += kElements) {
+            T* to = lane_address(dst, dst_stride, r, first);
+            const uint32_t bits = plan.mask_of(r).block(first, kElements);
+            for (uint32_t l = 0; l < kElements; ++l) to[l] = bits >> l & 1 ? results[first + l] : to[l];
+        }
     }
 }
 
@@ -100,20 +146,22 @@ template <typename T, typename Op>
 inline void apply_binary(T* dst, const T* a, const T* b, const RepeatPlan& plan, Stride dst_stride, Stride a_stride, Stride b_stride, Op op) {
     if (plan.full() && is_dense(dst_stride) && is_dense(a_stride) && is_dense(b_stride))
         return apply_flat(dst, a, b, plan.repeats * plan.lanes, op);
-    if (plan.full()) return apply_strided(dst, a, b, plan.repeats, dst_stride, a_stride, b_stride, op);
-    constexpr uint32_t kLanes = kBlockBytes / sizeof(T);
-    for (uint32_t r = 0; r < plan.repeats; ++r)
-        for (uint32_t first = 0; first < plan.lanes; first += kLanes)
-            if (const uint32_t bits = plan.mask_of(r).block(first, kLanes))
-                apply_block(lane_address(dst, dst_stride, r, first), lane_address(a, a_stride, r, first), lane_address(b, b_stride, r, first),
-                            bits, op);
+    if constexpr (is_float<T>)
+        store_repeats(dst, plan, dst_stride, [=](uint32_t r, uint32_t block) {
+            return op(load_wide(lane_address(a, a_stride, r, block * kLanes)), load_wide(lane_address(b, b_stride, r, block * kLanes)));
+        });
+    else
+        apply_blocks(dst, a, b, plan, dst_stride, a_stride, b_stride, op);
 }
 
 template <typename T, typename Op>
 inline void apply_unary(T* dst, const T* a, const RepeatPlan& plan, Stride dst_stride, Stride a_stride, Op op) {
     if (plan.full() && is_dense(dst_stride) && is_dense(a_stride)) return apply_flat(dst, a, plan.repeats * plan.lanes, op);
-    const auto ignore_second = [op](Wide<T> x, Wide<T>) { return op(x); };
-    apply_binary(dst, a, a, plan, dst_stride, a_stride, a_stride, ignore_second);
+    if constexpr (is_float<T>)
+        store_repeats(dst, plan, dst_stride,
+                      [=](uint32_t r, uint32_t block) { return op(load_wide(lane_address(a, a_stride, r, block * kLanes))); });
+    else
+        apply_blocks(dst, a, a, plan, dst_stride, a_stride, a_stride, [op](auto x, auto) { return op(x); });
 }
 
 template <typename T, typename Op>
@@ -165,9 +213,6 @@ template <typename T>
 constexpr bool is_arithmetic_element = is_one_of<T, float, half, int32_t, int16_t>;
 template <typename T>
 constexpr bool is_floating_element = is_one_of<T, float, half>;
-// Bits of half Exp, Ln and Sqrt are not documented.
-template <typename T>
-constexpr bool is_float = std::is_same_v<T, float>;
 
 }  // namespace ascendc_host
 
@@ -239,7 +284,7 @@ ASCENDC_HOST_UNARY(Sqrt)
                      ascendc_host::Site site = ascendc_host::Site::here()) {                                                 \
         static_assert(ascendc_host::is_arithmetic_element<T>, #NAME ": this data type is not modelled");                     \
         const ascendc_host::Wide<T> scalar(scalarValue);                                                                     \
-        const auto op = [scalar](ascendc_host::Wide<T> x) { return ascendc_host::OP()(x, scalar); };                         \
+        const auto op = ascendc_host::with_scalar<ascendc_host::OP>(scalar);                                                 \
         ascendc_host::unary_count(#NAME, dst, src, count, site, op);                                                         \
     }                                                                                                                        \
     template <typename T, bool isSetMask = true>                                                                             \
@@ -248,7 +293,7 @@ ASCENDC_HOST_UNARY(Sqrt)
                      ascendc_host::Site site = ascendc_host::Site::here()) {                                                 \
         static_assert(ascendc_host::is_arithmetic_element<T>, #NAME ": this data type is not modelled");                     \
         const ascendc_host::Wide<T> scalar(scalarValue);                                                                     \
-        const auto op = [scalar](ascendc_host::Wide<T> x) { return ascendc_host::OP()(x, scalar); };                         \
+        const auto op = ascendc_host::with_scalar<ascendc_host::OP>(scalar);                                                 \
         ascendc_host::unary_repeat(#NAME, dst, src, isSetMask, mask, repeatTime, repeatParams, site, op);                    \
     }                                                                                                                        \
     template <typename T, bool isSetMask = true>                                                                             \
@@ -258,7 +303,7 @@ ASCENDC_HOST_UNARY(Sqrt)
         static_assert(ascendc_host::is_arithmetic_element<T>, #NAME ": this data type is not modelled");                     \
         const uint64_t* bits = mask;                                                                                         \
         const ascendc_host::Wide<T> scalar(scalarValue);                                                                     \
-        const auto op = [scalar](ascendc_host::Wide<T> x) { return ascendc_host::OP()(x, scalar); };                         \
+        const auto op = ascendc_host::with_scalar<ascendc_host::OP>(scalar);                                                 \
         ascendc_host::unary_repeat(#NAME, dst, src, isSetMask, bits, repeatTime, repeatParams, site, op);                    \
     }
 

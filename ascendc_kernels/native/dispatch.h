@@ -1,4 +1,4 @@
-// From a dtype code of ops/native/__init__.py to a C++ type. Every entry point returns 0, or 1 for an unknown dtype.
+// From a dtype code of megatron_ext/ops/native.py to a C++ type. Every entry point returns 0, or 1 for an unknown dtype.
 #pragma once
 #include "elementary.h"
 

@@ -9,8 +9,8 @@
 namespace megatron_ext {
 
 using Index = int64_t;
-constexpr Index kFractal = MEGATRON_EXT_FRACTAL;            // set by ops/build.py
-constexpr Index kRowSumBlock = MEGATRON_EXT_ROW_SUM_BLOCK;  // set by ops/build.py
+constexpr Index kFractal = MEGATRON_EXT_FRACTAL;            // set by ascendc_kernels/build.py
+constexpr Index kRowSumBlock = MEGATRON_EXT_ROW_SUM_BLOCK;  // set by ascendc_kernels/build.py
 constexpr Index kPanel = 16;          // columns computed together; no order depends on it
 constexpr Index kRows = 4;            // rows computed together; no order depends on it
 enum MmadOrder : int32_t { kSequential = 0, kGroups16 = 1 };

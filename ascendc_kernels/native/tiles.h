@@ -15,31 +15,40 @@ namespace megatron_ext {
 constexpr Index kTileRows = 6;  // 6 x 2 accumulators of 8 lanes, and their operands, fill the 16 registers
 
 // Largest and smallest non-zero magnitude of model-dtype values, as their bits without the sign; sixteen candidates of each.
-struct Magnitudes {
-    uint16_t high[kPanel] = {}, low_minus_one[kPanel];
-
-    Magnitudes() { std::fill(low_minus_one, low_minus_one + kPanel, uint16_t(0xFFFF)); }
-
+class Magnitudes {
+ public:
     template <typename T>
     void add_panel_row(const T* values) {
-        for (Index i = 0; i < kPanel; ++i) {
-            const uint16_t bits = values[i].bits & 0x7FFF;
-            high[i] = std::max(high[i], bits);
-            low_minus_one[i] = std::min(low_minus_one[i], uint16_t(bits - 1));  // zero wraps around and counts for nothing
-        }
+        const Words bits = *reinterpret_cast<const Words*>(values) & 0x7FFF, less = (bits - 1) & 0x7FFF;  // zero becomes the largest: it counts for nothing
+        high_ = bits > high_ ? bits : high_;
+        low_minus_one_ = less < low_minus_one_ ? less : low_minus_one_;
     }
     void add_panel_row(const float*) {}
 
     template <typename T>
     void add(const T* values, Index count) {
-        for (; count >= kPanel; count -= kPanel, values += kPanel) add_panel_row(values);
+        Magnitudes seen = *this;  // in registers
+        for (; count >= kPanel; count -= kPanel, values += kPanel) seen.add_panel_row(values);
         T rest[kPanel] = {};
         std::copy_n(values, count, rest);
-        if (count) add_panel_row(rest);
+        if (count) seen.add_panel_row(rest);
+        *this = seen;
     }
 
-    uint16_t largest() const { return *std::max_element(high, high + kPanel); }
-    uint16_t smallest() const { return uint16_t(*std::min_element(low_minus_one, low_minus_one + kPanel) + 1); }
+    uint16_t largest() const {
+        int16_t found = 0;
+        for (Index i = 0; i < kPanel; ++i) found = std::max<int16_t>(found, high_[i]);
+        return uint16_t(found);
+    }
+    uint16_t smallest() const {
+        int16_t found = 0x7FFF;
+        for (Index i = 0; i < kPanel; ++i) found = std::min<int16_t>(found, low_minus_one_[i]);
+        return uint16_t(found + 1);
+    }
+
+ private:
+    typedef int16_t Words __attribute__((vector_size(2 * kPanel), aligned(2), may_alias));
+    Words high_ = {}, low_minus_one_ = Words{} + 0x7FFF;
 };
 
 // T, or for float, whose products are never exact, any type of two bytes.

@@ -1,6 +1,6 @@
 // Balanced binary tree over neighbouring parts, one optional rounding. Legend: P parts, n elements of one part.
 #pragma once
-#include "kernel_operator.h"
+#include "neighbour_tree.h"
 #include "ordered_sum_tiling.h"
 
 namespace megatron_ext {
@@ -43,21 +43,11 @@ class OrderedSum {
         in_.EnQue(tree);
     }
 
-    // Level by level: part i takes part i + step, so that the tree's leaves are neighbours and its root is part 0.
     __aicore__ inline void Compute(uint32_t count) {
         AscendC::LocalTensor<float> tree = in_.DeQue<float>();
         AscendC::LocalTensor<Out> sum = out_.AllocTensor<Out>();
-        for (int64_t step = 1; step < tiling_.parts; step *= 2) {
-            for (int64_t i = 0; i < tiling_.parts; i += 2 * step) {
-                const AscendC::LocalTensor<float> left = tree[uint32_t(i * tiling_.tile)];
-                AscendC::Add(left, left, tree[uint32_t((i + step) * tiling_.tile)], int32_t(count));
-            }
-            AscendC::PipeBarrier<PIPE_V>();
-        }
-        if constexpr (sizeof(Out) == sizeof(float))
-            AscendC::Adds(sum, tree, -0.0f, int32_t(count));  // a copy that keeps the sign of zero
-        else
-            AscendC::Cast(sum, tree, AscendC::RoundMode::CAST_RINT, count);
+        AddNeighbours(tree, tiling_.parts, tiling_.tile, count);
+        RoundTo(sum, tree, count);
         out_.EnQue(sum);
         in_.FreeTensor(tree);
     }

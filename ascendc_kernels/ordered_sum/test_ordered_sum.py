@@ -18,6 +18,12 @@ def expected(parts: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     return total if dtype is None else total.to(dtype)
 
 
+def exercise() -> None:
+    """Every kernel of the folder, over several tiles of every loop."""
+    for out in OUT_DTYPES:
+        op(torch.randn(4, 13000), out)
+
+
 @pytest.mark.parametrize("out", OUT_DTYPES)
 @pytest.mark.parametrize("shape", [(1, 7), (2, 1), (4, 17, 33), (8, 3, 4099), (64, 130), (256, 65)])
 def test_equals_the_reference(implementation, shape, out):

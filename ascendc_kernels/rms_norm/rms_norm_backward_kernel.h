@@ -152,7 +152,6 @@ class RmsNormWeightGradient {
         start = in_sum_.template DeQue<float>();
         AscendC::LocalTensor<float> sum = out_sum_.template AllocTensor<float>();
         AscendC::Adds(sum, start, -0.0f, int32_t(count));
-        AscendC::PipeBarrier<PIPE_V>();
         in_sum_.FreeTensor(start);
         for (int64_t row = 0; row < tiling_.rows; row += kRstdTogether) Rows(row, first, count, sum);
         out_sum_.EnQue(sum);

@@ -29,7 +29,6 @@ class RmsNormRows {
         AscendC::Duplicate(terms_, 0.0f, int32_t(repeats_));  // lanes from H on stay +0: a masked lane in a sum tree is undocumented
         AscendC::Duplicate(width_, float(h_), int32_t(kRmsNormMaxTileRows));
         AscendC::Duplicate(one_, 1.0f, int32_t(kRmsNormMaxTileRows));
-        AscendC::PipeBarrier<PIPE_V>();
     }
 
     // Tiles of the launch: every outer index is cut by itself.
@@ -136,7 +135,6 @@ class RmsNormWeight {
         in_.EnQue(narrow);
         narrow = in_.template DeQue<T>();
         AscendC::Cast(wide_, narrow, AscendC::RoundMode::CAST_NONE, rows.h_);
-        AscendC::PipeBarrier<PIPE_V>();
         in_.FreeTensor(narrow);
     }
 

@@ -18,6 +18,16 @@ def expected(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return norm.rms_norm(x.reshape(-1, x.shape[-1]), w, EPS).view(x.shape)
 
 
+def exercise() -> None:
+    """Every kernel of the folder, over several tiles of every loop."""
+    x, w, dw = normal(200, 64), normal(64), torch.zeros(64)
+    op.rms_norm(x, w, EPS)
+    op.add_rms_norm(x, x, w, EPS)
+    op.rms_norm_backward_(dw, x, x, w, EPS)
+    op.rms_norm_backward_(torch.zeros(4096), *normal(2, 3, 4096).unbind(), normal(4096), EPS)
+    op.rms_norm_backward_(torch.zeros(16), *normal(2, 1030, 16).unbind(), normal(16), EPS)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_forward(implementation, dtype, shape):
     x, residual, w = revealing(*shape, dtype=dtype), revealing(*shape, dtype=dtype, seed=1), normal(shape[1], dtype=dtype, seed=2)

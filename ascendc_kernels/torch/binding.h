@@ -30,6 +30,8 @@ class Kernel {
     mutable std::atomic<KernelFunction> kernel_{nullptr}, native_{nullptr};
 
     void resolve() const;
+    const char* run_on_cpu(KernelCall call, Path preferred) const;
+    const char* run_on_device(KernelCall call, const at::Device& device) const;
 };
 
 // The kernels <name>_bf16 and <name>_f16.

@@ -1,4 +1,4 @@
-// The kernel library in use on this CPU: loaded by ascendc_kernels.library.use, asked by Kernel::run.
+// The kernels in use: on CPUs a library chosen by ascendc_kernels.library.use, on a device the one that use_device named.
 #include <ATen/Parallel.h>
 #include <dlfcn.h>
 
@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "binding.h"
+#include "device_kernels.h"
 
 namespace megatron_ext {
 namespace {
@@ -19,8 +20,14 @@ struct Library {
     Choice choice = Choice::kPreferred;
 };
 Library library;
+const DeviceKernels* device_kernels = nullptr;
 std::mutex library_mutex;
 std::atomic<int64_t> library_generation{0};
+
+const DeviceKernels& on_device(const at::Device& device) {
+    TORCH_CHECK(device_kernels, "megatron_ext: no kernels for ", device, ": build them with ascendc_kernels/CMakeLists.txt (CANN and torch_npu are needed)");
+    return *device_kernels;
+}
 
 KernelFunction symbol(const std::string& name) { return reinterpret_cast<KernelFunction>(dlsym(library.handle, name.c_str())); }
 
@@ -35,23 +42,38 @@ void Kernel::resolve() const {
     generation_ = library_generation.load();
 }
 
-void Kernel::run(const at::Device& device, std::initializer_list<const void*> operands, const void* tiling, int64_t blocks, Path preferred,
-                 int64_t mmad_order) const {
-    TORCH_CHECK(device.is_cpu(), "megatron_ext: ", name_, " was built for CPUs, its operands are on ", device);
-    TORCH_CHECK_VALUE(mmad_order == 0 || mmad_order == 1, "megatron_ext: mmad_order must be 0 (sequential) or 1 (groups16), found ", mmad_order);
+const char* Kernel::run_on_cpu(KernelCall call, Path preferred) const {
     if (generation_ != library_generation) resolve();
     const bool wants_native = library.choice == Choice::kPreferred ? preferred == Path::kNative : library.choice == Choice::kNative;
     const KernelFunction function = (wants_native && native_) || !kernel_ ? native_ : kernel_;
-    const KernelCall call = {const_cast<void* const*>(operands.begin()), tiling, blocks, int32_t(at::get_num_threads()), int32_t(mmad_order), nullptr};
-    const char* error = function(&call);
+    call.threads = int32_t(at::get_num_threads());
+    return function(&call);
+}
+
+const char* Kernel::run_on_device(KernelCall call, const at::Device& device) const {
+    const KernelFunction function = on_device(device).find(("megatron_ext_" + name_).c_str());
+    TORCH_CHECK(function, "megatron_ext: the device library has no ", name_, "; build it again: see ascendc_kernels/CMakeLists.txt");
+    call.stream = device_kernels->current_stream(device.index());
+    return function(&call);
+}
+
+void Kernel::run(const at::Device& device, std::initializer_list<const void*> operands, const void* tiling, int64_t blocks, Path preferred,
+                 int64_t mmad_order) const {
+    TORCH_CHECK_VALUE(mmad_order == 0 || mmad_order == 1, "megatron_ext: mmad_order must be 0 (sequential) or 1 (groups16), found ", mmad_order);
+    const KernelCall call = {const_cast<void* const*>(operands.begin()), tiling, blocks, 1, int32_t(mmad_order), nullptr};
+    const char* error = device.is_cpu() ? run_on_cpu(call, preferred) : run_on_device(call, device);
     TORCH_CHECK(error == nullptr, "megatron_ext: ", error);
 }
 
-int64_t vector_blocks(const at::Device&, int64_t pieces, int64_t work) {
-    return std::clamp<int64_t>(std::min<int64_t>(at::get_num_threads(), work / kWorkPerThread), 1, std::max<int64_t>(pieces, 1));
+int64_t vector_blocks(const at::Device& device, int64_t pieces, int64_t work) {
+    const int64_t cores = device.is_cpu() ? std::min<int64_t>(at::get_num_threads(), work / kWorkPerThread) : on_device(device).vector_cores;
+    return std::clamp<int64_t>(cores, 1, std::max<int64_t>(pieces, 1));
 }
 
-int64_t cube_blocks(const at::Device& device, int64_t pieces, int64_t work) { return vector_blocks(device, pieces, work); }
+int64_t cube_blocks(const at::Device& device, int64_t pieces, int64_t work) {
+    if (device.is_cpu()) return vector_blocks(device, pieces, work);
+    return std::clamp<int64_t>(on_device(device).cube_cores, 1, std::max<int64_t>(pieces, 1));
+}
 
 }  // namespace megatron_ext
 
@@ -64,4 +86,8 @@ extern "C" __attribute__((visibility("default"))) const char* megatron_ext_use_k
     library = {handle, Choice(choice)};
     ++library_generation;
     return nullptr;
+}
+
+extern "C" __attribute__((visibility("default"))) void megatron_ext_use_device(const megatron_ext::DeviceKernels* kernels) {
+    megatron_ext::device_kernels = kernels;
 }

@@ -10,6 +10,7 @@ from megatron_ext.ops.elementary import exp, log
 from megatron_ext.ops.embedding import embedding_wgrad_
 from megatron_ext.ops.grad_norm import largest_magnitude, norm_from_digits, square_digits
 from megatron_ext.ops.linear import (
+    dgrad,
     dgrad_fp32,
     grouped_dgrad,
     grouped_dgrad_fp32,
@@ -36,7 +37,7 @@ from megatron_ext.ops.router import route, router_dgrad, router_logits
 
 __all__ = [
     "NotConfigured", "PolicyObjective", "active_order", "add_rms_norm", "apply_rope", "attention_paged", "attention_varlen", "combine",
-    "combine_finish", "configure", "dgrad_fp32", "embedding_wgrad_", "exp", "grouped_dgrad", "grouped_dgrad_fp32", "grouped_linear",
+    "combine_finish", "configure", "dgrad", "dgrad_fp32", "embedding_wgrad_", "exp", "grouped_dgrad", "grouped_dgrad_fp32", "grouped_linear",
     "largest_magnitude", "linear", "linear_fp32", "log", "log_softmax", "logprob_from_parts", "norm_from_digits", "ordered_sum", "policy_gradient_terms", "policy_terms", "rms_norm", "rms_norm_backward_",
     "rope_tables", "route", "router_dgrad", "router_logits", "scale_logits", "square_digits", "swiglu", "token_logprob", "token_sum",
     "vocab_dlogits", "vocab_exp_sum", "vocab_max", "wgrad_", "write_kv_cache",

@@ -5,44 +5,118 @@ from __future__ import annotations
 import torch
 
 from ascendc_kernels.library import load
-from megatron_ext.ops.native import (
-    attention,
-    attention_backward,
-    combine,
-    dgrad_fp32,
-    embedding_wgrad_,
-    exp,
-    linear_fp32,
-    log,
-    logprob_from_parts,
-    route,
-    route_backward,
-    row_sum,
-    swiglu,
-    swiglu_backward,
-    vocab_dlogits,
-    vocab_exp_sum,
-    wgrad_,
-)
+from megatron_ext.ops.native import attention, attention_backward, combine
+from megatron_ext.reduction_order import MMAD_ORDERS
+from megatron_ext.reference import router
 
 __all__ = [
-    "add_rms_norm", "attention", "attention_backward", "combine", "dgrad_fp32", "embedding_wgrad_", "exp", "linear_fp32", "load", "log",
-    "logprob_from_parts", "ordered_sum", "rms_norm", "rms_norm_backward_", "route", "route_backward", "row_sum", "swiglu", "swiglu_backward",
-    "vocab_dlogits", "vocab_exp_sum", "wgrad_",
+    "add_rms_norm", "apply_rope", "attention", "attention_backward", "combine", "dgrad", "dgrad_fp32", "embedding_wgrad_", "exp", "linear",
+    "linear_fp32", "load", "log", "log_softmax", "logprob_from_parts", "ordered_sum", "rms_norm", "rms_norm_backward_", "route", "route_backward",
+    "row_sum", "swiglu", "token_logprob", "vocab_dlogits", "vocab_exp_sum", "vocab_max", "wgrad_",
 ]  # fmt: skip
 
-
-def ordered_sum(parts: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    return torch.ops.megatron_ext.ordered_sum(parts, dtype)
+op = torch.ops.megatron_ext
 
 
-def rms_norm(x: torch.Tensor, w_H: torch.Tensor, eps: float) -> torch.Tensor:
-    return torch.ops.megatron_ext.rms_norm(x, w_H, eps)
+# ---- contractions; an order goes to the kernel as its index in MMAD_ORDERS
 
 
-def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, w_H: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.ops.megatron_ext.add_rms_norm(x, residual, w_H, eps)
+def linear(x, w_NK, segments, mmad_order):
+    return op.linear(x, w_NK, segments, MMAD_ORDERS.index(mmad_order))
 
 
-def rms_norm_backward_(dw_H: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, w_H: torch.Tensor, eps: float) -> torch.Tensor:
-    return torch.ops.megatron_ext.rms_norm_backward_(dw_H, dy, x, w_H, eps)
+def linear_fp32(x, w_NK, segments, mmad_order):
+    return op.linear_fp32(x, w_NK, segments, MMAD_ORDERS.index(mmad_order))
+
+
+def dgrad(dy, w_NK, segments, gated, mmad_order):
+    return op.dgrad(dy, w_NK, segments, gated, MMAD_ORDERS.index(mmad_order))
+
+
+def dgrad_fp32(dy, w_NK, segments, gated, mmad_order):
+    return op.dgrad_fp32(dy, w_NK, segments, gated, MMAD_ORDERS.index(mmad_order))
+
+
+def wgrad_(grad_NK, dy, x, boundaries, mmad_order):
+    op.wgrad_(grad_NK, dy, x, boundaries, MMAD_ORDERS.index(mmad_order))
+
+
+def ordered_sum(parts, dtype):
+    return op.ordered_sum(parts, dtype)
+
+
+# ---- rows
+
+
+def rms_norm(x, w_H, eps):
+    return op.rms_norm(x, w_H, eps)
+
+
+def add_rms_norm(x, residual, w_H, eps):
+    return op.add_rms_norm(x, residual, w_H, eps)
+
+
+def rms_norm_backward_(dw_H, dy, x, w_H, eps):
+    return op.rms_norm_backward_(dw_H, dy, x, w_H, eps)
+
+
+def swiglu(gate_up):
+    return op.swiglu(gate_up)
+
+
+def apply_rope(x, cos, sin):
+    return op.apply_rope(x, cos, sin)
+
+
+def embedding_wgrad_(grad_VH, ids, dy):
+    op.embedding_wgrad_(grad_VH, ids, dy)
+
+
+def exp(x):
+    return op.exp(x)
+
+
+def log(x):
+    return op.log(x)
+
+
+def row_sum(x):
+    return op.row_sum(x)
+
+
+# ---- vocabulary
+
+
+def vocab_max(logits_TV, valid, temperature):
+    return op.vocab_max(logits_TV, valid, temperature)
+
+
+def vocab_exp_sum(logits_TV, row_max_T, valid, segments, temperature):
+    return op.vocab_exp_sum(logits_TV, row_max_T, valid, segments, temperature)
+
+
+def logprob_from_parts(target_logit, row_max, exp_sum):
+    return op.logprob_from_parts(target_logit, row_max, exp_sum)
+
+
+def vocab_dlogits(logits_TV, row_max_T, exp_sum_T, targets_T, grad_T, valid, dtype, temperature):
+    return op.vocab_dlogits(logits_TV, row_max_T, exp_sum_T, targets_T, grad_T, valid, dtype, temperature)
+
+
+def token_logprob(logits_TV, ids_T, temperature, segments):
+    return op.token_logprob(logits_TV, ids_T, temperature, segments)
+
+
+def log_softmax(logits_TV, temperature, segments):
+    return op.log_softmax(logits_TV, temperature, segments)
+
+
+# ---- router: composed of the above
+
+
+def route(*arguments):
+    return router.route(*arguments, exp=exp, row_sum=row_sum)
+
+
+def route_backward(*arguments):
+    return router.route_backward(*arguments, exp=exp, row_sum=row_sum)

@@ -25,8 +25,3 @@ def check(op: str, condition: bool, message: str) -> None:
     """Raises ValueError naming the op."""
     if not condition:
         raise ValueError(f"{op}: {message}")
-
-
-def rows(x: torch.Tensor) -> torch.Tensor:
-    """Contiguous [M, last] view or copy of [..., last]."""
-    return x.reshape(-1, x.shape[-1]).contiguous()

@@ -8,8 +8,14 @@ from __future__ import annotations
 import torch
 
 from megatron_ext.ops.backend import active_order, kernels
-from megatron_ext.ops.checks import check, check_float32, check_model_dtype, rows
+from megatron_ext.ops.checks import check, check_float32, check_model_dtype
 from megatron_ext.reduction_order import FRACTAL
+
+
+def check_linear(op: str, x: torch.Tensor, w_NK: torch.Tensor, segments: int) -> None:
+    check_model_dtype(op, x=x, w=w_NK)
+    check(op, x.shape[-1] == w_NK.shape[1], f"x has K={x.shape[-1]}, w has K={w_NK.shape[1]}")
+    check(op, w_NK.shape[1] % (FRACTAL * segments) == 0, f"K={w_NK.shape[1]} is not a multiple of {FRACTAL} x {segments} segments")
 
 
 def linear_fp32(x: torch.Tensor, w_NK: torch.Tensor, segments: int | None = None) -> torch.Tensor:
@@ -17,19 +23,23 @@ def linear_fp32(x: torch.Tensor, w_NK: torch.Tensor, segments: int | None = None
 
     A TP=n rank of a row-parallel layer passes its K shard and order.segments // n. Default: order.segments.
     """
-    check_model_dtype("linear_fp32", x=x, w=w_NK)
     order = active_order()
     segments = segments or order.segments
-    check("linear_fp32", x.shape[-1] == w_NK.shape[1], f"x has K={x.shape[-1]}, w has K={w_NK.shape[1]}")
-    check("linear_fp32", w_NK.shape[1] % (FRACTAL * segments) == 0,
-          f"K={w_NK.shape[1]} is not a multiple of {FRACTAL} x {segments} segments")  # fmt: skip
-    y = kernels().linear_fp32(rows(x), w_NK.contiguous(), segments, order.mmad_order)
-    return y.view(*x.shape[:-1], w_NK.shape[0])
+    check_linear("linear_fp32", x, w_NK, segments)
+    return kernels().linear_fp32(x, w_NK, segments, order.mmad_order)
 
 
 def linear(x: torch.Tensor, w_NK: torch.Tensor) -> torch.Tensor:
     """[..., K] x [N, K] -> [..., N] in the model dtype, one rounding."""
-    return linear_fp32(x, w_NK).to(x.dtype)
+    check_linear("linear", x, w_NK, active_order().segments)
+    return kernels().linear(x, w_NK, active_order().segments, active_order().mmad_order)
+
+
+def check_dgrad(op: str, dy: torch.Tensor, w_NK: torch.Tensor, segments: int, gated: bool) -> None:
+    check_model_dtype(op, dy=dy, w=w_NK)
+    n = w_NK.shape[0]
+    check(op, dy.shape[-1] == n, f"dy has N={dy.shape[-1]}, w has N={n}")
+    check(op, n % (segments * (2 if gated else 1)) == 0, f"N={n} cannot be cut into {segments} segments (gated={gated})")
 
 
 def dgrad_fp32(dy: torch.Tensor, w_NK: torch.Tensor, segments: int | None = None, gated: bool = False) -> torch.Tensor:
@@ -37,14 +47,17 @@ def dgrad_fp32(dy: torch.Tensor, w_NK: torch.Tensor, segments: int | None = None
 
     gated: N is stored [gate | up]; piece s is gate piece s followed by up piece s, whatever the TP of the storage.
     """
-    check_model_dtype("dgrad_fp32", dy=dy, w=w_NK)
     order = active_order()
     segments = segments or order.segments
-    n = w_NK.shape[0]
-    check("dgrad_fp32", dy.shape[-1] == n, f"dy has N={dy.shape[-1]}, w has N={n}")
-    check("dgrad_fp32", n % (segments * (2 if gated else 1)) == 0, f"N={n} cannot be cut into {segments} segments (gated={gated})")
-    dx = kernels().dgrad_fp32(rows(dy), w_NK.contiguous(), segments, gated, order.mmad_order)
-    return dx.view(*dy.shape[:-1], w_NK.shape[1])
+    check_dgrad("dgrad_fp32", dy, w_NK, segments, gated)
+    return kernels().dgrad_fp32(dy, w_NK, segments, gated, order.mmad_order)
+
+
+def dgrad(dy: torch.Tensor, w_NK: torch.Tensor, gated: bool = False) -> torch.Tensor:
+    """[..., N] x [N, K] -> [..., K] in the model dtype: `dgrad_fp32` over all segments, one rounding."""
+    order = active_order()
+    check_dgrad("dgrad", dy, w_NK, order.segments, gated)
+    return kernels().dgrad(dy, w_NK, order.segments, gated, order.mmad_order)
 
 
 def wgrad_(main_grad_NK: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, cu_seqlens: torch.Tensor | None = None) -> None:
@@ -54,14 +67,14 @@ def wgrad_(main_grad_NK: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, cu_seq
     """
     check_model_dtype("wgrad_", dy=dy, x=x)
     check_float32("wgrad_", main_grad=main_grad_NK)
-    dy_MN, x_MK = rows(dy), rows(x)
-    shape = (dy_MN.shape[1], x_MK.shape[1])
+    shape = (dy.shape[-1], x.shape[-1])
     check("wgrad_", main_grad_NK.shape == shape, f"main_grad is {tuple(main_grad_NK.shape)}, dy and x give {shape}")
     check("wgrad_", main_grad_NK.is_contiguous(), f"main_grad must be contiguous, found strides {main_grad_NK.stride()}")
-    boundaries = [0, x_MK.shape[0]] if cu_seqlens is None else cu_seqlens.tolist()
-    check("wgrad_", boundaries[-1] == x_MK.shape[0] == dy_MN.shape[0],
-          f"rows: dy {dy_MN.shape[0]}, x {x_MK.shape[0]}, cu_seqlens ends at {boundaries[-1]}")  # fmt: skip
-    kernels().wgrad_(main_grad_NK, dy_MN, x_MK, boundaries, active_order().mmad_order)
+    rows = x.numel() // max(x.shape[-1], 1)
+    boundaries = [0, rows] if cu_seqlens is None else cu_seqlens.tolist()
+    check("wgrad_", boundaries[-1] == rows and dy.shape[:-1] == x.shape[:-1],
+          f"dy is {tuple(dy.shape)}, x is {tuple(x.shape)}, cu_seqlens ends at {boundaries[-1]}")  # fmt: skip
+    kernels().wgrad_(main_grad_NK, dy, x, boundaries, active_order().mmad_order)
 
 
 def ordered_sum(parts: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -100,4 +113,9 @@ def grouped_dgrad_fp32(
 
 def grouped_dgrad(dy_RN: torch.Tensor, w_ENK: torch.Tensor, counts_E: torch.Tensor, gated: bool = False) -> torch.Tensor:
     """Rows sorted by expert -> dx [R, K], one rounding."""
-    return grouped_dgrad_fp32(dy_RN, w_ENK, counts_E, gated=gated).to(dy_RN.dtype)
+    check("grouped_dgrad", int(counts_E.sum()) == dy_RN.shape[0], f"counts sum to {int(counts_E.sum())}, dy has {dy_RN.shape[0]} rows")
+    dx = dy_RN.new_empty(dy_RN.shape[0], w_ENK.shape[2])
+    for expert, at in enumerate(expert_slices(counts_E)):
+        if at.stop > at.start:
+            dx[at] = dgrad(dy_RN[at], w_ENK[expert], gated)
+    return dx

@@ -1,4 +1,7 @@
-"""Log-probabilities of the sampled distribution. Logits are fp32. Legend: T tokens, V vocabulary, Vl its part on this rank."""
+"""Log-probabilities of the sampled distribution. Logits are fp32. Legend: T tokens, V vocabulary, Vl its part on this rank.
+
+A temperature is a number or fp32 [T]; it divides every logit, in fp32 and rounded, before anything else, without a scaled copy.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,33 @@ import torch
 from megatron_ext.ops.backend import active_order, kernels
 from megatron_ext.ops.checks import check, check_float32
 from megatron_ext.reduction_order import FRACTAL
-from megatron_ext.reference import logprob
+
+Temperature = float | torch.Tensor | None
 
 
-def vocab_max(logits_TV: torch.Tensor, valid: int) -> torch.Tensor:
+def temperatures(op: str, temperature: Temperature) -> torch.Tensor | None:
+    """fp32 [T] or [1]; None where nothing is to be done: a division by 1 changes no bit. Raises ValueError unless positive and finite."""
+    if temperature is None:
+        return None
+    values = torch.as_tensor(temperature, dtype=torch.float32).reshape(-1)
+    check(op, bool(((values > 0) & values.isfinite()).all()), f"temperatures must be positive and finite, found {temperature}")
+    return None if bool((values == 1).all()) else values
+
+
+def vocab_max(logits_TV: torch.Tensor, valid: int, temperature: Temperature = None) -> torch.Tensor:
     """fp32 [T, Vl] -> [T]: maximum of the first `valid` columns (exact); -inf if there are none."""
     check_float32("vocab_max", logits=logits_TV)
-    return logprob.vocab_max(logits_TV, min(valid, logits_TV.shape[1]))
+    return kernels().vocab_max(logits_TV, min(valid, logits_TV.shape[1]), temperatures("vocab_max", temperature))
 
 
-def vocab_exp_sum(logits_TV: torch.Tensor, row_max_T: torch.Tensor, valid: int, segments: int) -> torch.Tensor:
+def vocab_exp_sum(
+    logits_TV: torch.Tensor, row_max_T: torch.Tensor, valid: int, segments: int, temperature: Temperature = None
+) -> torch.Tensor:
     """fp32 [T]: tree over `segments` equal pieces of exp(logit - max); columns >= valid are padding and add +0."""
     check_float32("vocab_exp_sum", logits=logits_TV, row_max=row_max_T)
     check("vocab_exp_sum", logits_TV.shape[1] % (FRACTAL * segments) == 0,
           f"{logits_TV.shape[1]} columns cannot be cut into {segments} segments of whole {FRACTAL}-element blocks")  # fmt: skip
-    return kernels().vocab_exp_sum(logits_TV.contiguous(), row_max_T.contiguous(), valid, segments)
+    return kernels().vocab_exp_sum(logits_TV, row_max_T, valid, segments, temperatures("vocab_exp_sum", temperature))
 
 
 def logprob_from_parts(target_logit_T: torch.Tensor, row_max_T: torch.Tensor, exp_sum_T: torch.Tensor) -> torch.Tensor:
@@ -30,35 +45,26 @@ def logprob_from_parts(target_logit_T: torch.Tensor, row_max_T: torch.Tensor, ex
     return kernels().logprob_from_parts(target_logit_T, row_max_T, exp_sum_T)
 
 
-def vocab_dlogits(logits_TV, row_max_T, exp_sum_T, targets_T, grad_T, valid: int, dtype: torch.dtype) -> torch.Tensor:
+def vocab_dlogits(logits_TV, row_max_T, exp_sum_T, targets_T, grad_T, valid: int, dtype: torch.dtype, temperature: Temperature = None) -> torch.Tensor:
     """[T, Vl] in the model dtype: grad * (onehot - softmax). targets_T holds local columns, -1 where the target lies elsewhere."""
     check_float32("vocab_dlogits", logits=logits_TV, row_max=row_max_T, exp_sum=exp_sum_T, grad=grad_T)
-    return kernels().vocab_dlogits(logits_TV, row_max_T, exp_sum_T, targets_T, grad_T, valid, dtype)
+    return kernels().vocab_dlogits(logits_TV, row_max_T, exp_sum_T, targets_T, grad_T, valid, dtype, temperatures("vocab_dlogits", temperature))
 
 
-def scale_logits(logits_TV: torch.Tensor, temperature: float | torch.Tensor) -> torch.Tensor:
-    """fp32 division by the temperature (a number, or fp32 [T])."""
-    check_float32("scale_logits", logits=logits_TV)
-    if isinstance(temperature, torch.Tensor):
-        return logits_TV / temperature.to(torch.float32)[:, None]
-    return logits_TV / torch.tensor(temperature, dtype=torch.float32)
+def scale_logits(logits: torch.Tensor, temperature: Temperature) -> torch.Tensor:
+    """fp32 [T] or [T, V], divided by the temperature."""
+    check_float32("scale_logits", logits=logits)
+    values = temperatures("scale_logits", temperature)
+    return logits if values is None else logits / values.view(-1, *(1,) * (logits.dim() - 1))
 
 
-def whole_vocabulary(logits_TV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(row maximum, exp sum) of unsharded logits, with the bits of the sharded path."""
-    order, valid = active_order(), logits_TV.shape[1]
-    padded = torch.nn.functional.pad(logits_TV, (0, order.padded_vocab(valid) - valid))
-    row_max = vocab_max(padded, valid)
-    return row_max, vocab_exp_sum(padded, row_max, valid, order.segments)
+def log_softmax(logits_TV: torch.Tensor, temperature: Temperature = None) -> torch.Tensor:
+    """fp32 [T, V] -> fp32 [T, V], every entry with the bits of `token_logprob`, whole or sharded."""
+    check_float32("log_softmax", logits=logits_TV)
+    return kernels().log_softmax(logits_TV, temperatures("log_softmax", temperature), active_order().segments)
 
 
-def log_softmax(logits_TV: torch.Tensor) -> torch.Tensor:
-    """fp32 [T, V] -> fp32 [T, V], every entry with the bits of `token_logprob`."""
-    row_max, exp_sum = whole_vocabulary(logits_TV)
-    return kernels().logprob_from_parts(logits_TV, row_max[:, None], exp_sum[:, None])
-
-
-def token_logprob(logits_TV: torch.Tensor, ids_T: torch.Tensor) -> torch.Tensor:
+def token_logprob(logits_TV: torch.Tensor, ids_T: torch.Tensor, temperature: Temperature = None) -> torch.Tensor:
     """fp32 [T, V], int64 [T] -> fp32 [T]."""
-    row_max, exp_sum = whole_vocabulary(logits_TV)
-    return logprob_from_parts(logits_TV.gather(1, ids_T[:, None])[:, 0], row_max, exp_sum)
+    check_float32("token_logprob", logits=logits_TV)
+    return kernels().token_logprob(logits_TV, ids_T, temperatures("token_logprob", temperature), active_order().segments)

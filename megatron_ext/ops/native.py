@@ -1,4 +1,4 @@
-"""ctypes binding of the C++ kernels. Same functions as `reference_kernels`, contiguous CPU tensors, equal bits."""
+"""ctypes binding of the C++ kernels that no operator of `ascendc_kernels` covers yet: attention, MoE combine. Equal bits to `reference_kernels`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ import torch
 from ascendc_kernels import build
 from ascendc_kernels import library as kernel_library
 from megatron_ext.reduction_order import MMAD_ORDERS
-from megatron_ext.reference import logprob as reference_logprob
-from megatron_ext.reference import router as reference_router
-from megatron_ext.reference.linear import gated_rows
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -64,46 +61,6 @@ def order_code(mmad_order: str) -> ctypes.c_int32:
     return ctypes.c_int32(MMAD_ORDERS.index(mmad_order))
 
 
-def contract_segments(a, b, b_k_stride, b_n_stride, k_order, n, segments, mmad_order):
-    m, k = a.shape
-    out = torch.empty(m, n)
-    call("contract_segments", dtype_code(a.dtype), order_code(mmad_order), Pointer(a), Pointer(b), b_k_stride, b_n_stride,
-         Pointer(k_order), m, k, n, segments, Pointer(out), torch.get_num_threads())  # fmt: skip
-    return out
-
-
-def linear_fp32(x_MK, w_NK, segments, mmad_order):
-    n, k = w_NK.shape
-    return contract_segments(x_MK, w_NK, 1, k, None, n, segments, mmad_order)
-
-
-def dgrad_fp32(dy_MN, w_NK, segments, gated, mmad_order):
-    n, k = w_NK.shape
-    return contract_segments(dy_MN, w_NK, k, 1, gated_rows(n, segments) if gated else None, k, segments, mmad_order)
-
-
-def wgrad_(grad_NK, dy_MN, x_MK, boundaries, mmad_order):
-    (n, k), cu = grad_NK.shape, torch.tensor(boundaries, dtype=torch.int32)
-    call("wgrad", dtype_code(x_MK.dtype), order_code(mmad_order), Pointer(grad_NK), Pointer(dy_MN), Pointer(x_MK), n, k, Pointer(cu),
-         len(boundaries) - 1, torch.get_num_threads())  # fmt: skip
-
-
-def embedding_wgrad_(grad_VH, ids_T, dy_TH):
-    call("embedding_wgrad", dtype_code(dy_TH.dtype), Pointer(grad_VH), Pointer(ids_T), Pointer(dy_TH), *dy_TH.shape)
-
-
-def swiglu(gate_up_TI):
-    out = gate_up_TI.new_empty(gate_up_TI.shape[0], gate_up_TI.shape[1] // 2)
-    call("swiglu", dtype_code(out.dtype), Pointer(gate_up_TI), Pointer(out), *out.shape)
-    return out
-
-
-def swiglu_backward(da_TI, gate_up_TI):
-    out = torch.empty_like(gate_up_TI)
-    call("swiglu_backward", dtype_code(out.dtype), Pointer(da_TI), Pointer(gate_up_TI), Pointer(out), *da_TI.shape)
-    return out
-
-
 def attention(q, k, v, cu_queries, kv_lens, block_tables, scale, kv_tile, mmad_order):
     """k and v: [T, heads, D], or [blocks, page, heads, D] with `block_tables`."""
     out, lse = torch.empty_like(q), torch.empty(q.shape[:2])
@@ -131,48 +88,8 @@ def attention_backward(do, q, k, v, o, lse, cu_seqlens, scale, kv_tile, mmad_ord
     return dq, dk, dv
 
 
-def exp(x):
-    x, out = x.contiguous(), torch.empty(x.shape)
-    call("exp", Pointer(x), Pointer(out), x.numel())
-    return out
-
-
-def log(x):
-    x, out = x.contiguous(), torch.empty(x.shape)
-    call("log", Pointer(x), Pointer(out), x.numel())
-    return out
-
-
-def row_sum(x):
-    x, out = x.contiguous(), torch.empty(x.shape[:-1])
-    call("row_sum", Pointer(x), Pointer(out), out.numel(), x.shape[-1])
-    return out
-
-
-def route(*arguments):
-    return reference_router.route(*arguments, exp=exp, row_sum=row_sum)
-
-
-def route_backward(*arguments):
-    return reference_router.route_backward(*arguments, exp=exp, row_sum=row_sum)
-
-
 def combine(y_RH, weights_R, token_ids_R, expert_ids_R, num_tokens, num_experts, segments, expert_range):
     out = torch.empty(num_tokens, y_RH.shape[1])
     call("combine", dtype_code(y_RH.dtype), Pointer(y_RH), Pointer(weights_R), Pointer(token_ids_R), Pointer(expert_ids_R), y_RH.shape[0],
          num_tokens, y_RH.shape[1], num_experts // segments, *expert_range, Pointer(out))  # fmt: skip
     return out
-
-
-def vocab_exp_sum(logits_TV, row_max_T, valid, segments):
-    out = torch.empty(row_max_T.shape)
-    call("vocab_exp_sum", Pointer(logits_TV), Pointer(row_max_T), Pointer(out), *logits_TV.shape, valid, segments)
-    return out
-
-
-def logprob_from_parts(*arguments):
-    return reference_logprob.logprob_from_parts(*arguments, log=log)
-
-
-def vocab_dlogits(*arguments):
-    return reference_logprob.vocab_dlogits(*arguments, exp=exp)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import torch
 
+from megatron_ext.reference import activation, norm, rope, sums
 from megatron_ext.reference import attention as reference_attention
-from megatron_ext.reference import linear, norm, sums
-from megatron_ext.reference.activation import swiglu, swiglu_backward
+from megatron_ext.reference import embedding as reference_embedding
+from megatron_ext.reference import linear as reference_linear
 from megatron_ext.reference.elementary import exp, log
-from megatron_ext.reference.embedding import embedding_wgrad_
-from megatron_ext.reference.linear import dgrad_fp32, linear_fp32
-from megatron_ext.reference.logprob import logprob_from_parts, vocab_dlogits, vocab_exp_sum
+from megatron_ext.reference.logprob import log_softmax, logprob_from_parts, token_logprob, vocab_exp_sum, vocab_max
+from megatron_ext.reference.logprob import vocab_dlogits as reference_vocab_dlogits
 from megatron_ext.reference.moe import combine
 from megatron_ext.reference.router import route, route_backward
 from megatron_ext.reference.sums import row_sum
 
 __all__ = [
-    "add_rms_norm", "attention", "attention_backward", "combine", "dgrad_fp32", "embedding_wgrad_", "exp", "linear_fp32", "log", "logprob_from_parts", "ordered_sum", "rms_norm",
-    "rms_norm_backward_", "route", "route_backward", "row_sum", "swiglu", "swiglu_backward", "vocab_dlogits", "vocab_exp_sum", "wgrad_",
+    "add_rms_norm", "apply_rope", "attention", "attention_backward", "combine", "dgrad", "dgrad_fp32", "embedding_wgrad_", "exp", "linear",
+    "linear_fp32", "log", "log_softmax", "logprob_from_parts", "ordered_sum", "rms_norm", "rms_norm_backward_", "route", "route_backward", "row_sum",
+    "swiglu", "token_logprob", "vocab_dlogits", "vocab_exp_sum", "vocab_max", "wgrad_",
 ]  # fmt: skip
 
 
@@ -25,9 +26,35 @@ def rows(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
+# ---- contractions
+
+
+def linear_fp32(x, w_NK, segments, mmad_order):
+    return reference_linear.linear_fp32(rows(x), w_NK, segments, mmad_order).view(*x.shape[:-1], w_NK.shape[0])
+
+
+def linear(x, w_NK, segments, mmad_order):
+    return linear_fp32(x, w_NK, segments, mmad_order).to(x.dtype)
+
+
+def dgrad_fp32(dy, w_NK, segments, gated, mmad_order):
+    return reference_linear.dgrad_fp32(rows(dy), w_NK, segments, gated, mmad_order).view(*dy.shape[:-1], w_NK.shape[1])
+
+
+def dgrad(dy, w_NK, segments, gated, mmad_order):
+    return dgrad_fp32(dy, w_NK, segments, gated, mmad_order).to(dy.dtype)
+
+
+def wgrad_(grad_NK, dy, x, boundaries, mmad_order):
+    grad_NK.copy_(reference_linear.wgrad(grad_NK, rows(dy), rows(x), boundaries, mmad_order))
+
+
 def ordered_sum(parts, dtype):
     total = sums.ordered_sum(parts)
     return total if dtype is None else total.to(dtype)
+
+
+# ---- rows
 
 
 class RMSNorm(torch.autograd.Function):
@@ -58,8 +85,47 @@ def rms_norm_backward_(dw_H, dy, x, w_H, eps):
     return norm.rms_norm_backward_(dw_H, rows(dy), rows(x), w_H, eps).view(x.shape)
 
 
-def wgrad_(grad_NK, dy_MN, x_MK, boundaries, mmad_order):
-    grad_NK.copy_(linear.wgrad(grad_NK, dy_MN, x_MK, boundaries, mmad_order))
+class SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, gate_up):
+        ctx.save_for_backward(gate_up)
+        return activation.swiglu(gate_up)
+
+    @staticmethod
+    def backward(ctx, da):
+        return activation.swiglu_backward(da, *ctx.saved_tensors)
+
+
+swiglu = SwiGLU.apply
+
+
+class ApplyRope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x_ThD, cos, sin):
+        ctx.save_for_backward(cos, sin)
+        return rope.apply_rope(x_ThD, cos, sin)
+
+    @staticmethod
+    def backward(ctx, dx_ThD):
+        cos, sin = ctx.saved_tensors
+        return rope.apply_rope(dx_ThD, cos, -sin), None, None
+
+
+apply_rope = ApplyRope.apply
+
+
+def embedding_wgrad_(grad_VH, ids, dy):
+    reference_embedding.embedding_wgrad_(grad_VH, ids.reshape(-1), rows(dy))
+
+
+# ---- vocabulary
+
+
+def vocab_dlogits(logits_TV, row_max_T, exp_sum_T, targets_T, grad_T, valid, dtype, temperature):
+    return reference_vocab_dlogits(logits_TV, row_max_T, exp_sum_T, targets_T, grad_T, valid, dtype, temperature=temperature)
+
+
+# ---- attention
 
 
 def sequence_keys(cache: torch.Tensor, start: int, length: int, block_table: torch.Tensor | None) -> torch.Tensor:

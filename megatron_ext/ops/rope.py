@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from megatron_ext.ops.backend import kernels
 from megatron_ext.ops.checks import check, check_model_dtype
 from megatron_ext.reference import rope
 
@@ -15,20 +16,8 @@ def rope_tables(positions_T: torch.Tensor, rotary_dim: int, base: float, dtype: 
     return rope.rope_tables(positions_T, rotary_dim, base, dtype)
 
 
-class ApplyRope(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x_ThD, cos, sin):
-        ctx.save_for_backward(cos, sin)
-        return rope.apply_rope(x_ThD, cos, sin)
-
-    @staticmethod
-    def backward(ctx, dx_ThD):
-        cos, sin = ctx.saved_tensors
-        return rope.apply_rope(dx_ThD, cos, -sin), None, None
-
-
 def apply_rope(x_ThD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """[T, heads, D] -> same; rotate-half on the first rotary_dim dimensions, fp32 products, one rounding. Differentiable in x."""
     check_model_dtype("apply_rope", x=x_ThD, cos=cos, sin=sin)
     check("apply_rope", x_ThD.shape[0] == cos.shape[0], f"x has {x_ThD.shape[0]} tokens, the tables {cos.shape[0]}")
-    return ApplyRope.apply(x_ThD, cos, sin)
+    return kernels().apply_rope(x_ThD, cos, sin)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from megatron_ext.ops.backend import active_order, kernels
-from megatron_ext.ops.checks import check, check_float32, check_model_dtype, rows
+from megatron_ext.ops.checks import check, check_float32, check_model_dtype
 from megatron_ext.ops.linear import linear_fp32, wgrad_
 
 SCORE_FUNCTIONS = ("softmax", "sigmoid")
@@ -29,8 +29,7 @@ class RouterLogits(torch.autograd.Function):
 def router_dgrad(dlogits: torch.Tensor, w_EH: torch.Tensor) -> torch.Tensor:
     """[..., E] x [E, H] -> [..., H], all in the model dtype: one accumulator through all experts (E is not sharded), one rounding."""
     check_model_dtype("router_dgrad", dlogits=dlogits, w=w_EH)
-    dx = kernels().dgrad_fp32(rows(dlogits), w_EH.contiguous(), 1, False, active_order().mmad_order)
-    return dx.to(w_EH.dtype).view(*dlogits.shape[:-1], w_EH.shape[1])
+    return kernels().dgrad(dlogits, w_EH, 1, False, active_order().mmad_order)
 
 
 def router_logits(x: torch.Tensor, w_EH: torch.Tensor) -> torch.Tensor:

@@ -40,10 +40,16 @@ def rope_tables(positions_T: torch.Tensor, rotary_dim: int, base: float, dtype: 
     return cos.to(torch.float32).to(dtype), sin.to(torch.float32).to(dtype)
 
 
-def apply_rope(x_ThD: torch.Tensor, cos_Tr: torch.Tensor, sin_Tr: torch.Tensor) -> torch.Tensor:
-    """Rotate-half on the first 2r dimensions of every head; the rest passes through."""
+def apply_rope(x_ThD: torch.Tensor, cos_Tr: torch.Tensor, sin_Tr: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
+    """Rotates pairs of the first 2r dimensions of every head; the rest passes through. A row of the tables serves all of a token's heads,
+    whatever dimensions lie between: x may be Megatron's [s, b, heads, D] with tables [s, r].
+
+    The pairs are (i, r + i), or (2i, 2i + 1) where interleaved.
+    """
     r = cos_Tr.shape[-1]
-    cos, sin = cos_Tr.float()[:, None, :], sin_Tr.float()[:, None, :]
-    first, second = x_ThD[..., :r].float(), x_ThD[..., r : 2 * r].float()
-    rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    cos, sin = (table.float().reshape(-1, *(1,) * (x_ThD.dim() - 2), r) for table in (cos_Tr, sin_Tr))
+    rotary = x_ThD[..., : 2 * r].float()
+    first, second = (rotary[..., 0::2], rotary[..., 1::2]) if interleaved else rotary.chunk(2, dim=-1)
+    pair = first * cos - second * sin, second * cos + first * sin
+    rotated = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
     return torch.cat([rotated.to(x_ThD.dtype), x_ThD[..., 2 * r :]], dim=-1)

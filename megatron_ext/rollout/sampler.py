@@ -41,7 +41,7 @@ def _ordered_sample(runner, logits, spec_decode_metadata) -> SamplerOutput:
     check_logits(logits, requests)
     greedy = [request.sampling_params.temperature < GREEDY_BELOW for request in requests]
     temperatures = [1.0 if g else r.sampling_params.temperature for g, r in zip(greedy, requests)]
-    logprobs = ops.log_softmax(ops.scale_logits(logits, torch.tensor(temperatures, dtype=torch.float32)))
+    logprobs = ops.log_softmax(logits, torch.tensor(temperatures))
     numbers = [None if g else uniform64(r.sampling_params.seed, len(r.output_token_ids)) for g, r in zip(greedy, requests)]
     tokens = choose(logprobs, numbers)
     wanted = runner.input_batch.sampling_metadata.max_num_logprobs

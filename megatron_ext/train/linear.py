@@ -83,7 +83,7 @@ class _RowParallel(torch.autograd.Function):
         x, weight_NK = ctx.saved_tensors
         if ctx.sequence_parallel:
             dy = gather_sequence(dy, ctx.group)
-        dx = ops.dgrad_fp32(dy, weight_NK).to(x.dtype) if ctx.needs_input_grad[0] else None
+        dx = ops.dgrad(dy, weight_NK) if ctx.needs_input_grad[0] else None
         dw = None
         if ctx.needs_input_grad[1]:
             dw = accumulate_wgrad(ctx.weight, ctx.layout.rows(dy), ctx.layout.rows(x), ctx.layout.cu_seqlens)

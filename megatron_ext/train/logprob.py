@@ -63,21 +63,21 @@ class TokenLogprobs(torch.autograd.Function):
         hit("megatron.core.models.common.language_module.language_module:LanguageModule.compute_language_model_loss")
         total = gather_sequence(hidden, shard.group) if sequence_parallel else hidden
         x_PH = layout.rows(total)[prediction.rows_P]
-        logits_PV = ops.scale_logits(ops.linear_fp32(x_PH, weight_VH), prediction.temperature)
+        logits_PV = ops.linear_fp32(x_PH, weight_VH)
         check_logits(logits_PV, prediction)
-        max_P, sum_P = _softmax_parts(logits_PV, shard)
+        max_P, sum_P = _softmax_parts(logits_PV, shard, prediction.temperature)
         local_P = shard.local(prediction.targets_P)
         ctx.save_for_backward(x_PH, weight_VH, logits_PV, max_P, sum_P, local_P)
         ctx.weight, ctx.shard, ctx.prediction = weight_VH, shard, prediction
         ctx.sequence_parallel, ctx.layout = sequence_parallel, layout
-        return ops.logprob_from_parts(_target_logits(logits_PV, local_P, prediction.targets_P, shard), max_P, sum_P)
+        target_P = _target_logits(logits_PV, local_P, prediction.targets_P, shard)
+        return ops.logprob_from_parts(ops.scale_logits(target_P, prediction.temperature), max_P, sum_P)
 
     @staticmethod
     def backward(ctx, grad_P):
         x_PH, weight_VH, logits_PV, max_P, sum_P, local_P = ctx.saved_tensors
         shard, prediction, layout = ctx.shard, ctx.prediction, ctx.layout
-        grad_P = ops.scale_logits(grad_P, prediction.temperature)
-        dlogits_PV = ops.vocab_dlogits(logits_PV, max_P, sum_P, local_P, grad_P, shard.valid, x_PH.dtype)
+        dlogits_PV = ops.vocab_dlogits(logits_PV, max_P, sum_P, local_P, grad_P, shard.valid, x_PH.dtype, prediction.temperature)
         segments = ops.active_order().local_segments(shard.group.size())
         dx_PH = join_partials(ops.dgrad_fp32(dlogits_PV, weight_VH, segments), shard.group, False, x_PH.dtype)
         drows_RH = dx_PH.new_zeros(layout.seq * layout.batch, dx_PH.shape[1])
@@ -96,11 +96,11 @@ def check_logits(logits_PV: torch.Tensor, prediction: Prediction) -> None:
         raise NonFinite(f"non-finite logits: {prediction.place(row)}")
 
 
-def _softmax_parts(logits_PV: torch.Tensor, shard: VocabShard) -> tuple[torch.Tensor, torch.Tensor]:
+def _softmax_parts(logits_PV: torch.Tensor, shard: VocabShard, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Maximum and exponent sum over the whole vocabulary: exact maximum, then every rank's subtree joined by the tree."""
-    max_P = collectives.max_all_reduce(ops.vocab_max(logits_PV, shard.valid), shard.group)
+    max_P = collectives.max_all_reduce(ops.vocab_max(logits_PV, shard.valid, temperature), shard.group)
     segments = ops.active_order().local_segments(shard.group.size())
-    sum_P = ops.vocab_exp_sum(logits_PV, max_P, shard.valid, segments)
+    sum_P = ops.vocab_exp_sum(logits_PV, max_P, shard.valid, segments, temperature)
     return max_P, ops.ordered_sum(collectives.all_gather_stack(sum_P, shard.group))
 
 

@@ -9,7 +9,7 @@ import pathlib
 import torch
 
 from ascendc_kernels.host_model import build
-from ascendc_kernels.host_model.build import runnable_variants
+from ascendc_kernels.library import runnable_variants
 
 __all__ = ["BUILD_DIR", "KERNELS", "KernelError", "Library", "build_library", "library", "runnable_variants"]
 

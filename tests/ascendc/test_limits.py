@@ -136,7 +136,7 @@ def compiler_errors(snippets: list[str]) -> list[str]:
     """What the compiler says about each snippet: one translation unit, one function and one #line name for each."""
     functions = [f'#line 1 "snippet{i}"\nvoid kernel{i}() {{ {TENSORS} {snippet} }}' for i, snippet in enumerate(snippets)]
     program = "\n".join(['#include "kernel_operator.h"', "using namespace AscendC;", *functions, ""])
-    command = [build.compiler(), "-fsyntax-only", "-w", *build.COMMON_FLAGS, *build.INCLUDE_FLAGS, "-x", "c++", "-"]
+    command = [build.compiler(), "-fsyntax-only", "-w", *build.COMMON_FLAGS, *build.KERNEL_FLAGS, "-x", "c++", "-"]
     text = subprocess.run(command, input=program, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"}).stderr
     said, current = [""] * len(snippets), 0
     for line in text.splitlines():  # a failing static_assert is reported in a header, after the line that names the snippet

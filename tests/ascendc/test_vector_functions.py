@@ -72,7 +72,18 @@ def test_binary_in_place(lib, name):
 def test_binary_special_values(lib, name):
     x = awkward_floats(64)
     y = x.roll(7)
-    assert_equal_bits(lib.vector(f"{name}_f32", [x, y], torch.zeros(64), [64]), OPERATORS[name](x, y))
+    for a, b, suffix in ((x, y, "f32"), (x.half(), y.half(), "f16")):
+        assert_equal_bits(lib.vector(f"{name}_{suffix}", [a, b], torch.zeros_like(a), [64]), OPERATORS[name](a, b))
+
+
+@pytest.mark.parametrize("repeats", [1, 5])
+def test_accumulating_repeats(lib, repeats):
+    """A repeat stride of 0 for dst and src0: every repeat adds to what the one before it left."""
+    x, start = values("f32", 64 * repeats), values("f32", 64, 1)
+    expected = start.clone()
+    for row in x.view(repeats, 64):
+        expected = expected + row
+    assert_equal_bits(lib.vector("Add_mask_inplace_f32", [x], start, [64, repeats, 1, 1, 1, 0, 0, 8]), expected)
 
 
 def lane_positions(count: int, repeats: int, block_stride: int, repeat_stride: int, lanes_per_block: int, lanes: int) -> torch.Tensor:
@@ -216,6 +227,20 @@ def test_narrowing_cast(lib, dtype):
         assert torch.equal(found.float(), directed(x, DTYPES[dtype], mode).float())
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_narrowing_around_every_value(lib, dtype):
+    """Each finite value of the type, the middle to the next one, and the fp32 numbers beside that middle."""
+    values_16 = torch.arange(2**15, dtype=torch.int32).to(torch.int16).view(DTYPES[dtype])
+    values_16 = values_16[values_16.isfinite()]
+    middle = ((values_16[:-1].double() + values_16[1:].double()) / 2).float()
+    beside = [middle.nextafter(torch.tensor(to)) for to in (-math.inf, math.inf)]
+    x = torch.cat([values_16.float(), middle, *beside])
+    x = torch.cat([x, -x, torch.zeros(-2 * x.numel() % 8192)])
+    for part in x.split(8192):
+        found = lib.vector(f"Cast_{dtype}_f32", [part], torch.zeros(8192, dtype=DTYPES[dtype]), [8192, RINT])
+        assert_equal_bits(found, part.to(DTYPES[dtype]))
+
+
 def test_cast_to_and_from_integers(lib):
     x = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 2.4, -2.6, 3e9, -3e9, 2147483520.0, 1e-30, 0.0, -0.0, math.inf, -math.inf])
     clamped = x.double().clamp(-(2**31), 2**31 - 1)
@@ -230,6 +255,8 @@ def test_cast_to_and_from_integers(lib):
     assert_equal_bits(lib.vector("Cast_f32_i32", [whole], torch.zeros(8), [8, RINT]), whole.float())
     truncated = torch.tensor([0.0, 1.0, -1.0, 2.0**24, -(2.0**24), 2.0**24 + 2, 2.0**31 - 128, -(2.0**31)])
     assert_equal_bits(lib.vector("Cast_f32_i32", [whole], torch.zeros(8), [8, TRUNC]), truncated)
+    every_byte = torch.arange(256, dtype=torch.uint8)
+    assert_equal_bits(lib.vector("Cast_f16_u8", [every_byte], torch.zeros(256, dtype=torch.float16), [256, 0]), every_byte.half())
 
 
 def test_cast_repeats(lib):
@@ -300,6 +327,15 @@ def test_select(lib):
     assert_equal_bits(lib.vector("Select_scalar_f32", [x, y, mask], torch.zeros(72), [72], -math.inf), torch.where(bits, x, -math.inf))
 
 
+@pytest.mark.parametrize("count", [8, 61, 192])
+def test_select_leaves_what_lies_beyond_count(lib, count):
+    x, y = values("f16", 256), values("f16", 256, 1)
+    bits = torch.randint(0, 2, (256,), generator=torch.Generator().manual_seed(3)).bool()
+    expected = torch.full((256,), 7.0, dtype=torch.float16)
+    expected[:count] = torch.where(bits, x, y)[:count]
+    assert_equal_bits(lib.vector("Select_f16", [x, y, packed(bits)], torch.full_like(x, 7.0), [count]), expected)
+
+
 def test_single_elements(lib):
     x = values("f32", 8)
     expected = torch.zeros(8)
@@ -353,6 +389,30 @@ def test_whole_block_and_pair_sums(lib):
     assert_equal_bits(lib.vector("PairReduceSum_f32", [x], torch.zeros(96), [64, 3, 1, 1, 8]), pairs)
 
 
+@pytest.mark.parametrize("repeats", [8, 21])
+def test_sums_of_many_repeats(lib, repeats):
+    """Eight repeats are added together; results may follow one another, lie apart, or replace what was added."""
+    x = cancelling(64 * repeats)
+    whole = sums.ordered_sum(x.view(repeats, 64).T)
+    for step in (1, 3):
+        found = lib.vector("WholeReduceSum_f32", [x], torch.zeros(step * repeats + 8), [64, repeats, step, 1, 8])
+        assert_equal_bits(found[: step * repeats : step].contiguous(), whole)
+    in_place = lib.vector("WholeReduceSum_inplace_f32", [], x, [64, repeats, 1, 1, 8])
+    assert_equal_bits(in_place[:repeats], whole)
+    assert_equal_bits(in_place[repeats:], x[repeats:])
+    overlapping = lib.vector("WholeReduceSum_f32", [x], torch.zeros(repeats), [64, repeats - 1, 1, 1, 4])
+    assert_equal_bits(overlapping[: repeats - 1], sums.ordered_sum(x.unfold(0, 64, 32)[: repeats - 1].T))
+
+
+def test_a_sum_may_lie_in_a_repeat_that_follows(lib):
+    """Result 0 replaces the first element of repeat 2 before that is added."""
+    x = cancelling(64 * 16)
+    expected = x.clone()
+    for r in range(14):
+        expected[128 + r] = sums.ordered_sum(expected.view(16, 64)[r])
+    assert_equal_bits(lib.vector("WholeReduceSum_ahead_f32", [], x, [64, 14, 1, 1, 8]), expected)
+
+
 def test_blocks_that_are_masked_out_keep_what_dst_holds(lib):
     x = values("f32", 64)
     found = lib.vector("BlockReduceSum_f32", [x], torch.full((8,), 7.0), [32, 1, 1, 1, 8])
@@ -389,6 +449,37 @@ def test_maximum_with_index(lib, suffix, lanes):
     assert by_order[1].view(index_type)[0] == 5
     assert_equal_bits(by_order[2][:3], best.values)
     assert by_order[3].view(torch.int32)[0] == 5
+
+
+def first_largest(row: torch.Tensor) -> int:
+    """NaN before all, then the largest; the first of equals, so that of two zeros the first one's sign shows."""
+    found = (row.isnan() if row.isnan().any() else row == row.max()).nonzero()
+    return int(found[0])
+
+
+def test_maximum_of_special_values(lib):
+    x = -values("f32", 64 * 12).abs().view(12, 64)
+    x[0, 9], x[0, 50] = 0.0, -0.0
+    x[1, 9], x[1, 10] = -0.0, 0.0
+    x[2, 63] = math.nan
+    x[3, 7], x[3, 8] = math.inf, math.nan
+    x[4, :] = -math.inf
+    x[5, 33], x[5, 34] = math.inf, math.inf
+    at = torch.tensor([first_largest(row) for row in x])
+    largest = x[torch.arange(12), at]
+    pairs = lib.vector("WholeReduceMax_f32", [x], torch.zeros(24), [64, 12, 1, 1, 8, 0])
+    assert_equal_bits(pairs[::2].contiguous(), largest)
+    assert torch.equal(pairs.view(torch.int32)[1::2].long(), at)
+    assert_equal_bits(lib.vector("WholeReduceMax_f32", [x], torch.zeros(16), [64, 12, 1, 1, 8, 2])[:12], largest)
+    blocks = x.view(96, 8)
+    expected = torch.stack([row[first_largest(row)] for row in blocks])
+    assert_equal_bits(lib.vector("BlockReduceMax_f32", [x], torch.zeros(96), [64, 12, 1, 1, 8]), expected)
+    for row in x:
+        for count in (64, 61, 11):
+            found = lib.vector("ReduceMax_f32", [row.contiguous(), torch.zeros(64)], torch.zeros(8), [count, 1])
+            first = first_largest(row[:count])
+            assert_equal_bits(found[:1], row[first : first + 1])
+            assert found.view(torch.int32)[1] == first
 
 
 def test_maximum_ignores_masked_lanes(lib):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from inputs import normal
-from megatron_ext.reference import attention, elementary, linear, logprob, moe, norm, rope, router
+from megatron_ext.reference import attention, elementary, linear, logprob, moe, norm, rope, router, softmax
 from megatron_ext.reference.sums import row_sum
 from megatron_ext.reduction_order import MMAD_ORDERS
 
@@ -131,6 +131,48 @@ def test_logprob():
     row_max = logprob.vocab_max(padded, 1000)
     exp_sum = logprob.vocab_exp_sum(padded, row_max, 1000, 8)
     assert (logprob.logprob_from_parts(logits[:, 7], row_max, exp_sum) - torch.log_softmax(logits.double(), 1)[:, 7]).abs().max() < 1e-5
+
+
+def test_logprob_of_a_whole_vocabulary_at_a_temperature():
+    """The values and the gradient by the logits, against float64; the order of its divisions costs no accuracy."""
+    logits, ids, grad = normal(4, 1000, dtype=torch.float32, scale=5), torch.tensor([0, 999, 3, 70]), normal(4, dtype=torch.float32, seed=1)
+    for temperature in (torch.tensor([0.7]), torch.tensor([0.5, 1.0, 1.3, 20.0])):
+        leaf = logits.double().requires_grad_()
+        exact = torch.log_softmax(leaf / temperature.double().view(-1, 1), 1)
+        chosen = exact.gather(1, ids[:, None])[:, 0]
+        assert (logprob.token_logprob(logits, ids, temperature, 8) - chosen).abs().max() < 1e-5
+        assert (logprob.log_softmax(logits, temperature, 8) - exact).abs().max() < 1e-5
+        (dlogits,) = torch.autograd.grad(chosen, leaf, grad.double())
+        row_max, exp_sum = logprob.vocab_parts(logits, temperature, 8)
+        ours = logprob.vocab_dlogits(logits, row_max, exp_sum, ids, grad, 1000, torch.float32, temperature=temperature)
+        assert (ours - dlogits).abs().max() < 1e-6
+
+
+def exact_masked_softmax(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return (x * 0.3).masked_fill(mask, -math.inf).softmax(-1).masked_fill(mask, 0.0)
+
+
+def test_masked_softmax_and_its_gradient():
+    x, dp, mask = (normal(3, 9, 100, dtype=torch.float32, seed=i, scale=4) for i in range(3))
+    mask = mask > 3.0
+    mask[:, 0, 1:] = True
+    assert torch.autograd.gradcheck(lambda leaf: exact_masked_softmax(leaf, mask[:, :4, :7]), x[:, :4, :7].double().requires_grad_())
+    leaf = x.double().requires_grad_()
+    exact = exact_masked_softmax(leaf, mask)
+    (dx,) = torch.autograd.grad(exact, leaf, dp.double())
+    p = softmax.masked_softmax(x, mask, 0.3)
+    assert (p - exact).abs().max() < 1e-6
+    assert (softmax.masked_softmax_backward(dp, p, 0.3) - dx).abs().max() < 1e-5
+
+
+def test_masks_of_softmax():
+    x, nothing = normal(2, 5, 8, dtype=torch.float32), torch.ones(8, dtype=torch.bool)
+    assert torch.equal(softmax.masked_softmax(x, nothing, 1.0), torch.zeros(2, 5, 8))
+    lower = softmax.masked_softmax(x, None, 1.0, causal=True)
+    assert torch.equal(lower != 0, torch.ones(5, 8).tril(3).bool().expand(2, 5, 8))
+    mask = torch.ones(5, 8).triu(4).bool()
+    assert torch.equal(lower, softmax.masked_softmax(x, mask, 1.0))
+    assert torch.equal(softmax.masked_softmax(x.masked_fill(mask, math.nan), mask, 1.0), lower)
 
 
 def test_row_sum_adds_blocks_one_after_another():

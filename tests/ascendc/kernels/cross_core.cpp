@@ -31,6 +31,7 @@ class Exchange {
         DataCopy(gm_[to * kRow], x, kRow);
     }
     __aicore__ void Finish() { PipeBarrier<PIPE_ALL>(); }
+    __aicore__ void Overrun() { row_.GetWithOffset<float>(kRow, 32); }
 
  private:
     TPipe pipe_;
@@ -76,3 +77,13 @@ KERNEL(pair_flag, KERNEL_TYPE_MIX_AIC_1_2, 2 * cores, if (ASCEND_IS_AIV) {
 // Cube cores take part in the meeting only.
 KERNEL(mixed_sync_all, KERNEL_TYPE_MIX_AIC_1_2, 4 * GetBlockNum(), if (ASCEND_IS_AIV) exchange.Write(block, float(block)); SyncAll<false>();
        if (ASCEND_IS_AIV) exchange.Forward((block + 3) % cores, cores + block))
+
+// One core fails; others are left waiting, with flags that nobody will take.
+KERNEL(fails_midway, KERNEL_TYPE_MIX_AIC_1_2, cores, if (ASCEND_IS_AIC) {
+    CrossCoreSetFlag<2, PIPE_FIX>(7);
+    CrossCoreSetFlag<2, PIPE_FIX>(2);
+} else {
+    exchange.Write(block, -2.0f);
+    CrossCoreSetFlag<1, PIPE_MTE3>(7);
+    if (block == 3) exchange.Overrun();
+} SyncAll<false>())

@@ -23,6 +23,7 @@ BINARY_IN_PLACE(Div)
 BINARY_IN_PLACE(Max)
 BINARY_IN_PLACE(Min)
 BINARY_MASK(Add, f32, float)
+VECTOR_CASE(Add_mask_inplace_f32, Add(o.out<float>(), o.out<float>(), o.in<float>(0), uint64_t(o.p(0)), o.p(1), o.binary(2)))
 BINARY_MASK(Add, f16, half)
 BINARY_BITS(Add, f32, float)
 BINARY_BITS(Mul, f16, half)
@@ -51,6 +52,7 @@ CAST(bf16_f32, bfloat16_t, float)
 CAST(i32_f32, int32_t, float)
 CAST(f32_i32, float, int32_t)
 CAST(f32_f32, float, float)
+CAST(f16_u8, half, uint8_t)
 VECTOR_CASE(Cast_mask_f32_f16, Cast(o.out<float>(), o.in<half>(0), RoundMode::CAST_NONE, uint64_t(o.p(0)), o.p(1), o.unary(2)))
 
 VECTOR_CASE(Duplicate_f32, Duplicate(o.out<float>(), o.scalar<float>(), o.p(0)))
@@ -65,6 +67,8 @@ VECTOR_CASE(Compare_f16, Compare(o.out<uint8_t>(), o.in<half>(0), o.in<half>(1),
 VECTOR_CASE(Compares_f32, Compares(o.out<uint8_t>(), o.in<float>(0), o.scalar<float>(), CMPMODE(o.p(1)), uint32_t(o.p(0))))
 VECTOR_CASE(Select_f32,
             Select(o.out<float>(), o.in<uint8_t>(2), o.in<float>(0), o.in<float>(1), SELMODE::VSEL_TENSOR_TENSOR_MODE, uint32_t(o.p(0))))
+VECTOR_CASE(Select_f16,
+            Select(o.out<half>(), o.in<uint8_t>(2), o.in<half>(0), o.in<half>(1), SELMODE::VSEL_TENSOR_TENSOR_MODE, uint32_t(o.p(0))))
 VECTOR_CASE(Select_scalar_f32,
             Select(o.out<float>(), o.in<uint8_t>(2), o.in<float>(0), o.scalar<float>(), SELMODE::VSEL_TENSOR_SCALAR_MODE, uint32_t(o.p(0))))
 
@@ -72,6 +76,8 @@ VECTOR_CASE(ReduceSum_f32, ReduceSum(o.out<float>(), o.in<float>(0), o.in<float>
 VECTOR_CASE(ReduceMax_f32, ReduceMax(o.out<float>(), o.in<float>(0), o.in<float>(1), o.p(0), o.p(1) != 0))
 VECTOR_CASE(ReduceMax_f16, ReduceMax(o.out<half>(), o.in<half>(0), o.in<half>(1), o.p(0), o.p(1) != 0))
 VECTOR_CASE(WholeReduceSum_f32, WholeReduceSum(o.out<float>(), o.in<float>(0), o.p(0), o.p(1), o.p(2), o.p(3), o.p(4)))
+VECTOR_CASE(WholeReduceSum_inplace_f32, WholeReduceSum(o.out<float>(), o.out<float>(), o.p(0), o.p(1), o.p(2), o.p(3), o.p(4)))
+VECTOR_CASE(WholeReduceSum_ahead_f32, WholeReduceSum(o.out<float>()[128], o.out<float>(), o.p(0), o.p(1), o.p(2), o.p(3), o.p(4)))
 VECTOR_CASE(BlockReduceSum_f32, BlockReduceSum(o.out<float>(), o.in<float>(0), o.p(1), o.p(0), o.p(2), o.p(3), o.p(4)))
 VECTOR_CASE(PairReduceSum_f32, PairReduceSum(o.out<float>(), o.in<float>(0), o.p(1), o.p(0), o.p(2), o.p(3), o.p(4)))
 VECTOR_CASE(BlockReduceMax_f32, BlockReduceMax(o.out<float>(), o.in<float>(0), o.p(1), o.p(0), o.p(2), o.p(3), o.p(4)))
