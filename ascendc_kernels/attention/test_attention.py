@@ -102,6 +102,19 @@ def paged(k, v, kv_lens, page: int, seed: int = 0) -> Cache:
     return Cache(*caches, tables)
 
 
+def exercise() -> None:
+    """Every kernel of the folder, over several tiles of every loop: several items of a block, splits, a window, narrow and wide heads."""
+    for lengths, heads, key_heads, dim, rules in (
+        ([300, 20], 2, 1, 96, Rules()), ([300, 20], 2, 1, 64, Rules(kv_split=128)), ([200], 2, 2, 192, Rules(window=50)),
+    ):  # fmt: skip
+        q, k, v = inputs(lengths, heads, key_heads, dim)
+        op.attention_varlen(q, k, v, offsets(lengths), scale_of(q), *rules.arguments())
+    for lengths, heads, key_heads, dim in (([150, 20], 2, 1, 64), ([150], 2, 1, 16), ([70], 2, 2, 192)):
+        q, k, v = inputs(lengths, heads, key_heads, dim)
+        lse = torch.full(q.shape[:2], 5.0)
+        op.attention_backward(normal(*q.shape, seed=4), q, k, v, normal(*q.shape, seed=5), lse, offsets(lengths), scale_of(q))
+
+
 # The reference takes a second for some thousand rows, so lengths are short where they may be.
 SHAPES = [  # lengths, query heads, key heads, head size
     ([1], 2, 2, 64),
