@@ -10,7 +10,7 @@ namespace ascendc_host {
 template <auto kernel, typename Tiling, size_t... operand>
 inline const char* launch_kernel(const char* name, const megatron_ext::KernelCall& call, std::index_sequence<operand...>) {
     const Tiling& tiling = *static_cast<const Tiling*>(call.tiling);
-    return launch({name, call.blocks, call.threads, call.mmad_order}, [&] { kernel(static_cast<GM_ADDR>(call.operands[operand])..., tiling); });
+    return launch({name, call.blocks, call.threads.count, call.mmad_order}, [&] { kernel(static_cast<GM_ADDR>(call.operands[operand])..., tiling); });
 }
 
 }  // namespace ascendc_host

@@ -76,7 +76,7 @@ class CubeProduct {
         }
     }
 
-    // C[m][n] = A2 x B2 of depth k, filled by the caller through AllocA ... : see LinearWgrad.
+    // L0A and L0B, also for products that a kernel puts together itself: see LinearWgradSum.
     AscendC::TQue<AscendC::TPosition::A2, 2> a2_;
     AscendC::TQue<AscendC::TPosition::B2, 2> b2_;
 

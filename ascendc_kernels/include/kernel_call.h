@@ -4,11 +4,17 @@
 
 namespace megatron_ext {
 
+// Threads of the caller: calls task(context, i) for i in [0, tasks), some of them at once, and returns when all have returned.
+struct Threads {
+    int32_t count;
+    void (*run)(int64_t tasks, void (*task)(void* context, int64_t i), void* context);
+};
+
 struct KernelCall {
     void* const* operands;  // in the order of the kernel's parameters
     const void* tiling;     // the operator's tiling struct
     int64_t blocks;
-    int32_t threads;     // CPU
+    Threads threads;     // CPU
     int32_t mmad_order;  // CPU; on a device the hardware has its own
     void* stream;        // device
 };

@@ -206,7 +206,6 @@ class LinearWgradAccumulator {
         AscendC::SetFlag<AscendC::HardEvent::S_V>(0);
         AscendC::WaitFlag<AscendC::HardEvent::S_V>(0);
         AscendC::Cast(diagonals, piece_, AscendC::RoundMode::CAST_RINT, 2 * kFractalSize);
-        AscendC::PipeBarrier<PIPE_V>();
         out_pieces_.EnQue(diagonals);
         diagonals = out_pieces_.DeQue<bfloat16_t>();
         AscendC::DataCopy(workspace_.diagonals[tiles.Diagonals()], diagonals, 2 * kFractalSize);

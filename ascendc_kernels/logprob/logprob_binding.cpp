@@ -1,6 +1,7 @@
 // torch.ops.megatron_ext: vocab_max, vocab_exp_sum, logprob_from_parts, vocab_dlogits, token_logprob, log_softmax.
 #include <ATen/ops/div.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "binding.h"
@@ -104,7 +105,9 @@ void check_exp_sum(const at::Tensor& logits, const at::Tensor& row_max, int64_t 
 at::Tensor vocab_exp_sum(const at::Tensor& logits, const at::Tensor& row_max, int64_t valid, int64_t segments, const OptionalTensor& temperature) {
     static const Kernel kernel("vocab_exp_sum_f32");
     check_exp_sum(logits, row_max, valid, segments, temperature);
-    const at::Tensor exp_sum = empty_rows(logits), divisor = dense_temperature("vocab_exp_sum", temperature), dense_max = row_max.contiguous();
+    const at::Tensor divisor = dense_temperature("vocab_exp_sum", temperature), dense_max = row_max.contiguous();
+    if (valid == 0) return at::zeros({logits.size(0)}, logits.options());
+    const at::Tensor exp_sum = empty_rows(logits);
     if (logits.size(0) == 0) return exp_sum;
     const LogprobTiling tiling = tiling_of(logits, divisor, valid, segments);
     kernel.run(logits.device(), {data(logits), optional_data(divisor), data(dense_max), mutable_data(exp_sum)}, &tiling, row_blocks(logits),
@@ -185,7 +188,8 @@ void check_ids(const at::Tensor& ids, int64_t vocabulary) {
     if (!ids.is_cpu()) return;
     const int64_t* values = ids.const_data_ptr<int64_t>();
     for (int64_t i = 0; i < ids.numel(); ++i)
-        TORCH_CHECK_INDEX(values[i] >= 0 && values[i] < vocabulary, "token_logprob: ids must be in [0, ", vocabulary, "), found ", values[i], " at ", i);
+        TORCH_CHECK_INDEX(values[i] >= 0 && values[i] < vocabulary, "token_logprob: ids must be in [0, ", vocabulary, "), found ", values[i],
+                          " at ", i);
 }
 
 // (logprob, row maximum, exp sum); the gradient needs the parts.
@@ -267,8 +271,8 @@ at::Tensor log_softmax_meta(const at::Tensor& logits, const OptionalTensor& temp
 
 using PartsSchema = Parts(const at::Tensor&, const at::Tensor&, const OptionalTensor&, int64_t);
 using TokenSchema = at::Tensor(const at::Tensor&, const at::Tensor&, const OptionalTensor&, int64_t, at::ScalarType);
-using DlogitsSchema = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, at::ScalarType,
-                                 const OptionalTensor&);
+using DlogitsSchema = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t,
+                                 at::ScalarType, const OptionalTensor&);
 
 struct DifferentiableTokenLogprob : torch::autograd::Function<DifferentiableTokenLogprob> {
     static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& logits, const at::Tensor& ids,
@@ -334,6 +338,7 @@ TORCH_LIBRARY_IMPL(megatron_ext, Meta, library) {
 }
 TORCH_LIBRARY_IMPL(megatron_ext, Autograd, library) {
     library.impl("token_logprob", &megatron_ext::token_logprob_autograd);
-    megatron_ext::refuse_gradients(library, {"vocab_max", "vocab_exp_sum", "logprob_from_parts", "vocab_dlogits", "token_logprob_parts", "log_softmax"});
+    megatron_ext::refuse_gradients(
+        library, {"vocab_max", "vocab_exp_sum", "logprob_from_parts", "vocab_dlogits", "token_logprob_parts", "log_softmax"});
 }
 MEGATRON_EXT_IMPLEMENT(megatron_ext::implement)

@@ -58,7 +58,8 @@ class LogprobRows {
         AscendC::PipeBarrier<PIPE_V>();
     }
 
-    // max_[0] = max(x) / t + 0 of at least one valid column: the quotients' maximum is the maximum's quotient, since rounding keeps an order and t > 0.
+    // max_[0] = max(x) / t + 0 of at least one valid column: the quotients' maximum is the maximum's quotient, since rounding keeps an order
+    // and t > 0.
     __aicore__ inline void Max() {
         for (int64_t first = 0; first < tiling_.valid; first += kLogprobTile) {
             const uint32_t count = TileOf(first, tiling_.valid);

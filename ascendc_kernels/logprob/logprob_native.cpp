@@ -9,6 +9,7 @@ namespace megatron_ext {
 namespace {
 
 constexpr double kWorkOfExponent = 16, kWorkOfCopy = 4;  // an element costs about as much as so many multiply-adds of a contraction
+constexpr double kWorkInsideRow = 4;  // inside a row threads are woken for each step, so less is won by them
 constexpr Index kStep = kTogether * kLanes;
 
 // A row of logits and what divides it.
@@ -28,12 +29,12 @@ struct Row {
 // body(row, threads for this row) over all rows.
 template <typename Body>
 inline void over_rows(const KernelCall& call, const LogprobTiling& tiling, double work_of_element, Body body) {
-    if (tiling.rows < call.threads) {
-        for (Index row = 0; row < tiling.rows; ++row) body(row, Index(call.threads));
+    if (tiling.rows < call.threads.count) {
+        for (Index row = 0; row < tiling.rows; ++row) body(row, call.threads);
         return;
     }
     parallel_ranges(tiling.rows, call.threads, work_of_element * tiling.rows * tiling.columns, [&](Index first, Index last) {
-        for (Index row = first; row < last; ++row) body(row, Index(1));
+        for (Index row = first; row < last; ++row) body(row, kOneThread);
     });
 }
 
@@ -59,9 +60,9 @@ float segment_sum(const Row<kScaled>& row, float row_max, Index first, Index cou
 }
 
 template <bool kScaled>
-float row_exp_sum(const Row<kScaled>& row, float row_max, const LogprobTiling& tiling, Index threads) {
+float row_exp_sum(const Row<kScaled>& row, float row_max, const LogprobTiling& tiling, const Threads& threads) {
     float sums[kLogprobMaxSegments];
-    parallel_ranges(tiling.segments, threads, kWorkOfExponent * tiling.columns, [&](Index from, Index to) {
+    parallel_ranges(tiling.segments, threads, kWorkInsideRow * tiling.columns, [&](Index from, Index to) {
         for (Index s = from; s < to; ++s) {
             const Index first = s * tiling.segment, end = std::min(first + tiling.segment, tiling.valid);
             sums[s] = first < end ? segment_sum(row, row_max, first, end - first) : 0.0f;
@@ -82,7 +83,7 @@ template <bool kScaled>
 void vocab_exp_sum(const KernelCall& call, const LogprobTiling& tiling) {
     const float* row_max = static_cast<const float*>(call.operands[2]);
     float* exp_sum = static_cast<float*>(call.operands[3]);
-    over_rows(call, tiling, kWorkOfExponent, [&](Index row, Index threads) {
+    over_rows(call, tiling, kWorkOfExponent, [&](Index row, const Threads& threads) {
         exp_sum[row] = row_exp_sum(Row<kScaled>(call, tiling, row), row_max[row], tiling, threads);
     });
 }
@@ -92,7 +93,7 @@ void token_logprob(const KernelCall& call, const LogprobTiling& tiling) {
     const int64_t* ids = static_cast<const int64_t*>(call.operands[2]);
     float *logprob = static_cast<float*>(call.operands[3]), *row_max = static_cast<float*>(call.operands[4]);
     float* exp_sum = static_cast<float*>(call.operands[5]);
-    over_rows(call, tiling, kWorkOfExponent, [&](Index row, Index threads) {
+    over_rows(call, tiling, kWorkOfExponent, [&](Index row, const Threads& threads) {
         const Row<kScaled> logits(call, tiling, row);
         row_max[row] = row_maximum(logits, tiling.valid);
         exp_sum[row] = row_exp_sum(logits, row_max[row], tiling, threads);
@@ -105,11 +106,11 @@ void token_logprob(const KernelCall& call, const LogprobTiling& tiling) {
 template <bool kScaled>
 void log_softmax(const KernelCall& call, const LogprobTiling& tiling) {
     float* logprobs = static_cast<float*>(call.operands[2]);
-    over_rows(call, tiling, kWorkOfExponent, [&](Index row, Index threads) {
+    over_rows(call, tiling, kWorkOfExponent, [&](Index row, const Threads& threads) {
         const Row<kScaled> logits(call, tiling, row);
         const float row_max = row_maximum(logits, tiling.valid), log_sum = log_f32(row_exp_sum(logits, row_max, tiling, threads));
         float* out = logprobs + row * tiling.columns;
-        parallel_ranges(tiling.columns, threads, kWorkOfCopy * tiling.columns, [&](Index first, Index last) {
+        parallel_ranges(tiling.columns, threads, kWorkInsideRow * tiling.columns, [&](Index first, Index last) {
             for (Index i = first; i < last; ++i) out[i] = (logits.at(i) - row_max) - log_sum;
         });
     });
@@ -147,10 +148,10 @@ void vocab_dlogits(const KernelCall& call, const LogprobTiling& tiling) {
     const int64_t* targets = static_cast<const int64_t*>(call.operands[4]);
     const float* grad = static_cast<const float*>(call.operands[5]);
     Out* dlogits = static_cast<Out*>(call.operands[6]);
-    over_rows(call, tiling, kWorkOfExponent, [&](Index row, Index threads) {
+    over_rows(call, tiling, kWorkOfExponent, [&](Index row, const Threads& threads) {
         const Row<kScaled> logits(call, tiling, row);
         Out* out = dlogits + row * tiling.columns;
-        parallel_ranges(tiling.valid, threads, kWorkOfExponent * tiling.valid, [&](Index first, Index last) {
+        parallel_ranges(tiling.valid, threads, kWorkInsideRow * tiling.valid, [&](Index first, Index last) {
             dlogits_range(logits, row_max[row], exp_sum[row], grad[row], first, last, out);
         });
         std::fill(out + tiling.valid, out + tiling.columns, from_float<Out>(0.0f));

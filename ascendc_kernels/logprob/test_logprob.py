@@ -16,7 +16,8 @@ from megatron_ext.reference.sums import ordered_sum
 op = torch.ops.megatron_ext
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # rows, columns, valid, segments: padding inside a segment and over whole segments, blocks of 64 that are cut, tiles of a kernel that are cut
-SHAPES = [(1, 16, 16, 1), (3, 512, 500, 8), (2, 512, 130, 8), (5, 1008, 1001, 1), (2, 9216, 9216, 2), (1, 17_280, 17_200, 4), (2, 64, 0, 4), (2, 64, 7, 4)]
+SHAPES = [(1, 16, 16, 1), (3, 512, 500, 8), (2, 512, 130, 8), (5, 1008, 1001, 1), (2, 9216, 9216, 2), (1, 17_280, 17_200, 4),
+          (2, 64, 0, 4), (2, 64, 7, 4)]  # fmt: skip
 
 
 def exercise() -> None:
@@ -114,7 +115,8 @@ def test_rows_that_are_not_finite(implementation):
     x[0, 650], x[1, 3], x[2], x[3, 10:] = math.nan, math.inf, -math.inf, -math.inf
     x[4, :3] = math.nan
     ids = torch.tensor([0, 3, 1, 2, 5, 6])
-    results = [(op.token_logprob(x, ids, None, 8), logprob.token_logprob(x, ids, None, 8)), (op.log_softmax(x, None, 8), logprob.log_softmax(x, None, 8)),
+    results = [(op.token_logprob(x, ids, None, 8), logprob.token_logprob(x, ids, None, 8)),
+               (op.log_softmax(x, None, 8), logprob.log_softmax(x, None, 8)),
                (op.vocab_max(x, 700), logprob.vocab_max(x, 700))]  # fmt: skip
     for ours, expected in results:
         assert torch.equal(ours.isnan(), expected.isnan())
@@ -136,14 +138,16 @@ def test_strides_and_neighbours_do_not_show(implementation):
     assert_same_bits(op.vocab_dlogits(cut, *arguments), logprob.vocab_dlogits(cut.clone(), *arguments))
 
 
-@pytest.mark.parametrize("rows", [1, 3, 40])
-def test_threads_do_not_show(threaded, rows):
-    x = logits_of(rows, 60_000)
+@pytest.mark.parametrize(("rows", "vocabulary"), [(1, 1_100_000), (3, 600_000), (40, 60_000)])
+def test_threads_do_not_show(threaded, rows, vocabulary):
+    """Over rows, and over the segments of long rows where there are fewer of them than threads."""
+    x = logits_of(rows, vocabulary)
     ids, grad, t = torch.arange(rows), normal(rows, dtype=torch.float32), torch.full((rows,), 0.8)
 
     def run():
         values, row_max, exp_sum = op.token_logprob_parts(x, ids, t, 8)
-        return values, op.log_softmax(x, None, 8), op.vocab_max(x, 60_000), op.vocab_dlogits(x, row_max, exp_sum, ids, grad, 60_000, torch.bfloat16, t)
+        dlogits = op.vocab_dlogits(x, row_max, exp_sum, ids, grad, vocabulary, torch.bfloat16, t)
+        return values, op.log_softmax(x, None, 8), op.vocab_max(x, vocabulary), dlogits
 
     results = threaded(run)
     for threads, found in results.items():

@@ -51,7 +51,9 @@ class SoftmaxSum {
         return value;
     }
 
-    static __aicore__ inline uint32_t TileOf(int64_t first, int64_t end) { return uint32_t(end - first < kMaskedSoftmaxTile ? end - first : kMaskedSoftmaxTile); }
+    static __aicore__ inline uint32_t TileOf(int64_t first, int64_t end) {
+        return uint32_t(end - first < kMaskedSoftmaxTile ? end - first : kMaskedSoftmaxTile);
+    }
 
     AscendC::LocalTensor<float> terms_;  // of a tile
     AscendC::LocalTensor<float> running_, scratch_, one_;

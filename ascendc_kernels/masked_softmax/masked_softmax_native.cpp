@@ -27,7 +27,8 @@ inline Index visible_keys(const MaskedSoftmaxTiling& tiling, Index row) {
 
 inline const uint8_t* mask_row(const MaskedSoftmaxTiling& tiling, const uint8_t* mask, Index row) {
     const Index outer = row / tiling.queries;
-    return mask + row % tiling.queries * tiling.query_stride + outer % tiling.inner * tiling.inner_stride + outer / tiling.inner * tiling.outer_stride;
+    const Index inner = outer % tiling.inner * tiling.inner_stride + outer / tiling.inner * tiling.outer_stride;
+    return mask + row % tiling.queries * tiling.query_stride + inner;
 }
 
 // room = exp(room - max), whose sum is returned; lanes up to a whole block hold -inf, whose exponent is +0.
@@ -89,7 +90,12 @@ void masked_softmax_backward(const KernelCall& call, const MaskedSoftmaxTiling& 
                 v[j] = weight == 0.0f ? splat(0.0f) : weight * load(dp + i + j * kLanes);
             }
         });
-        for (Index i = 0; i < keys; ++i) dx[i] = from_float<T>(p[i] == 0.0f ? 0.0f : p[i] * (dp[i] - dot) * tiling.scale);
+        const float scale = tiling.scale;
+#pragma GCC ivdep
+        for (Index i = 0; i < keys; ++i) {
+            const float everywhere = p[i] * (dp[i] - dot) * scale;  // computed where p is 0 as well: no branch
+            dx[i] = from_float<T>(p[i] == 0.0f ? 0.0f : everywhere);
+        }
     });
 }
 

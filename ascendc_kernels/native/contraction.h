@@ -21,14 +21,14 @@ class Contraction {
     Contraction(MmadOrder order, const T* a, Index a_stride, const Matrix<T>& b, Index m, const Pieces& pieces, const Output<T>& out)
         : order_(order), a_(a), a_stride_(a_stride), b_(b), m_(m), n_(out.columns), pieces_(pieces), out_(out), padded_(round_up(pieces.length(), kFractal)) {}
 
-    void run(Index threads) const {
+    void run(const Threads& threads) const {
         const Index panels = (n_ + kPanel - 1) / kPanel;
         const double work = double(m_ + 4) * n_ * pieces_.length() * pieces_.count;  // 4: packing a panel costs about as much as four rows
         if (FewRows<T>::takes(m_, n_, b_, pieces_))
             parallel_ranges(panels, threads, work, [this](Index first, Index last) {
                 FewRows<T>{order_, a_, a_stride_, b_, m_, n_, pieces_, out_}.columns(first * kPanel, std::min(last * kPanel, n_));
             });
-        else if (panels >= threads)
+        else if (panels >= threads.count)
             parallel_ranges(panels, threads, work, [this](Index first, Index last) { range(first, last, 0, m_); });
         else
             parallel_ranges(m_, threads, work, [this, panels](Index first, Index last) { range(0, panels, first, last); });

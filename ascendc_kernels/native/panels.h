@@ -6,11 +6,13 @@
 
 namespace megatron_ext {
 
-// Eight columns of 32 values of k, a cache line each: more columns side by side often share a cache set and push each other out.
-template <typename T>
+constexpr Index kLine = 2 * kFractal;  // values of two bytes in a cache line
+
+// Eight columns of Count values of k: more columns side by side often share a cache set and push each other out.
+template <Index Count, typename T>
 inline void transpose_columns(const T* from, Index stride, float* panel) {
 #ifdef __AVX2__
-    for (Index k = 0; k < 2 * kFractal; k += kFractal) {
+    for (Index k = 0; k < Count; k += kFractal) {
         __m256i pairs[8];
         transpose_pairs(from + k, stride, pairs);
         for (Index i = 0; i < 8; ++i) {
@@ -19,10 +21,21 @@ inline void transpose_columns(const T* from, Index stride, float* panel) {
         }
     }
 #else
-    float columns[kLanes][2 * kFractal];
-    for (Index n = 0; n < kLanes; ++n) widen<2 * kFractal>(from + n * stride, columns[n]);
-    for (Index k = 0; k < 2 * kFractal; k += kLanes) transpose8(columns[0] + k, 2 * kFractal, panel + k * kPanel, kPanel);
+    float columns[kLanes][Count];
+    for (Index n = 0; n < kLanes; ++n) widen<Count>(from + n * stride, columns[n]);
+    for (Index k = 0; k < Count; k += kLanes) transpose8(columns[0] + k, Count, panel + k * kPanel, kPanel);
 #endif
+}
+
+// One value at a time: what is left of a panel.
+template <typename T>
+inline void pack_rest(const Matrix<T>& b, Index first, Index length, Index n0, Index live, float* panel, Magnitudes& seen) {
+    for (Index k = 0; k < length; ++k)
+        for (Index n = 0; n < live; ++n) panel[k * kPanel + n] = to_float(*b.at(first + k, n0 + n));
+    if (b.k_stride == 1)
+        for (Index n = 0; length > 0 && n < live; ++n) seen.add(b.at(first, n0 + n), length);
+    else
+        for (Index k = 0; k < length; ++k) seen.add(b.at(first + k, n0), live);
 }
 
 // panel[k][16] for k in [first, first + length), columns [n0, n0 + live) of at most sixteen; zero in the other columns.
@@ -36,15 +49,13 @@ inline void pack_panel(const Matrix<T>& b, Index first, Index length, Index n0, 
             seen.add_panel_row(b.at(first + k, n0));
         }
     } else if (live == kPanel) {
-        for (; k + 2 * kFractal <= length; k += 2 * kFractal)
-            for (Index n = 0; n < kPanel; n += kLanes) transpose_columns(b.at(first + k, n0 + n), b.n_stride, panel + k * kPanel + n);
+        for (; k + kLine <= length; k += kLine)
+            for (Index n = 0; n < kPanel; n += kLanes) transpose_columns<kLine>(b.at(first + k, n0 + n), b.n_stride, panel + k * kPanel + n);
+        for (; k + kFractal <= length; k += kFractal)
+            for (Index n = 0; n < kPanel; n += kLanes) transpose_columns<kFractal>(b.at(first + k, n0 + n), b.n_stride, panel + k * kPanel + n);
         for (Index n = 0; n < kPanel; ++n) seen.add(b.at(first, n0 + n), k);
     }
-    for (; k < length; ++k)
-        for (Index n = 0; n < live; ++n) {
-            panel[k * kPanel + n] = to_float(*b.at(first + k, n0 + n));
-            seen.add(b.at(first + k, n0 + n), 1);
-        }
+    pack_rest(b, first + k, length - k, n0, live, panel + k * kPanel, seen);
 }
 
 }  // namespace megatron_ext

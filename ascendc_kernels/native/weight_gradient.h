@@ -17,7 +17,7 @@ struct WeightGradient {
     Index dy_stride, x_stride, n, k;
 
     // boundaries: sequences + 1 row numbers.
-    void run(const int64_t* boundaries, Index sequences, Index threads) const {
+    void run(const int64_t* boundaries, Index sequences, const Threads& threads) const {
         const Index panels = (k + kPanel - 1) / kPanel;
         const double work = double(boundaries[sequences] - boundaries[0]) * n * k;
         parallel_ranges(panels, threads, work, [&](Index first, Index last) {

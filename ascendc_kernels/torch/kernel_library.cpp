@@ -24,6 +24,12 @@ const DeviceKernels* device_kernels = nullptr;
 std::mutex library_mutex;
 std::atomic<int64_t> library_generation{0};
 
+void run_tasks(int64_t tasks, void (*task)(void*, int64_t), void* context) {
+    at::parallel_for(0, tasks, 1, [=](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; ++i) task(context, i);
+    });
+}
+
 const DeviceKernels& on_device(const at::Device& device) {
     TORCH_CHECK(device_kernels, "megatron_ext: no kernels for ", device, ": build them with ascendc_kernels/CMakeLists.txt (CANN and torch_npu are needed)");
     return *device_kernels;
@@ -44,9 +50,10 @@ void Kernel::resolve() const {
 
 const char* Kernel::run_on_cpu(KernelCall call, Path preferred) const {
     if (generation_ != library_generation) resolve();
+    TORCH_CHECK(library.choice != Choice::kKernel || kernel_, "megatron_ext: MEGATRON_EXT_KERNEL_PATH=model, but ", name_, " has no Ascend C kernel");
     const bool wants_native = library.choice == Choice::kPreferred ? preferred == Path::kNative : library.choice == Choice::kNative;
     const KernelFunction function = (wants_native && native_) || !kernel_ ? native_ : kernel_;
-    call.threads = int32_t(at::get_num_threads());
+    call.threads = {int32_t(at::get_num_threads()), &run_tasks};
     return function(&call);
 }
 
@@ -60,7 +67,7 @@ const char* Kernel::run_on_device(KernelCall call, const at::Device& device) con
 void Kernel::run(const at::Device& device, std::initializer_list<const void*> operands, const void* tiling, int64_t blocks, Path preferred,
                  int64_t mmad_order) const {
     TORCH_CHECK_VALUE(mmad_order == 0 || mmad_order == 1, "megatron_ext: mmad_order must be 0 (sequential) or 1 (groups16), found ", mmad_order);
-    const KernelCall call = {const_cast<void* const*>(operands.begin()), tiling, blocks, 1, int32_t(mmad_order), nullptr};
+    const KernelCall call = {const_cast<void* const*>(operands.begin()), tiling, blocks, {1, nullptr}, int32_t(mmad_order), nullptr};
     const char* error = device.is_cpu() ? run_on_cpu(call, preferred) : run_on_device(call, device);
     TORCH_CHECK(error == nullptr, "megatron_ext: ", error);
 }

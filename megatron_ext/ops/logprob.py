@@ -19,14 +19,20 @@ def temperatures(op: str, temperature: Temperature) -> torch.Tensor | None:
     if temperature is None:
         return None
     values = torch.as_tensor(temperature, dtype=torch.float32).reshape(-1)
-    check(op, bool(((values > 0) & values.isfinite()).all()), f"temperatures must be positive and finite, found {temperature}")
-    return None if bool((values == 1).all()) else values
+    if not ((values > 0) & values.isfinite()).all():
+        raise ValueError(f"{op}: temperatures must be positive and finite, found {temperature}")
+    return None if (values == 1).all() else values
+
+
+def side_by_side(logits_TV: torch.Tensor) -> torch.Tensor:
+    """The logits, copied only if the columns of a row are apart; rows may have any distance."""
+    return logits_TV if logits_TV.stride(-1) == 1 else logits_TV.contiguous()
 
 
 def vocab_max(logits_TV: torch.Tensor, valid: int, temperature: Temperature = None) -> torch.Tensor:
     """fp32 [T, Vl] -> [T]: maximum of the first `valid` columns (exact); -inf if there are none."""
     check_float32("vocab_max", logits=logits_TV)
-    return kernels().vocab_max(logits_TV, min(valid, logits_TV.shape[1]), temperatures("vocab_max", temperature))
+    return kernels().vocab_max(side_by_side(logits_TV), min(valid, logits_TV.shape[1]), temperatures("vocab_max", temperature))
 
 
 def vocab_exp_sum(
@@ -36,7 +42,7 @@ def vocab_exp_sum(
     check_float32("vocab_exp_sum", logits=logits_TV, row_max=row_max_T)
     check("vocab_exp_sum", logits_TV.shape[1] % (FRACTAL * segments) == 0,
           f"{logits_TV.shape[1]} columns cannot be cut into {segments} segments of whole {FRACTAL}-element blocks")  # fmt: skip
-    return kernels().vocab_exp_sum(logits_TV, row_max_T, valid, segments, temperatures("vocab_exp_sum", temperature))
+    return kernels().vocab_exp_sum(side_by_side(logits_TV), row_max_T, valid, segments, temperatures("vocab_exp_sum", temperature))
 
 
 def logprob_from_parts(target_logit_T: torch.Tensor, row_max_T: torch.Tensor, exp_sum_T: torch.Tensor) -> torch.Tensor:
@@ -48,7 +54,8 @@ def logprob_from_parts(target_logit_T: torch.Tensor, row_max_T: torch.Tensor, ex
 def vocab_dlogits(logits_TV, row_max_T, exp_sum_T, targets_T, grad_T, valid: int, dtype: torch.dtype, temperature: Temperature = None) -> torch.Tensor:
     """[T, Vl] in the model dtype: grad * (onehot - softmax). targets_T holds local columns, -1 where the target lies elsewhere."""
     check_float32("vocab_dlogits", logits=logits_TV, row_max=row_max_T, exp_sum=exp_sum_T, grad=grad_T)
-    return kernels().vocab_dlogits(logits_TV, row_max_T, exp_sum_T, targets_T, grad_T, valid, dtype, temperatures("vocab_dlogits", temperature))
+    values = temperatures("vocab_dlogits", temperature)
+    return kernels().vocab_dlogits(side_by_side(logits_TV), row_max_T, exp_sum_T, targets_T, grad_T, valid, dtype, values)
 
 
 def scale_logits(logits: torch.Tensor, temperature: Temperature) -> torch.Tensor:
@@ -61,10 +68,10 @@ def scale_logits(logits: torch.Tensor, temperature: Temperature) -> torch.Tensor
 def log_softmax(logits_TV: torch.Tensor, temperature: Temperature = None) -> torch.Tensor:
     """fp32 [T, V] -> fp32 [T, V], every entry with the bits of `token_logprob`, whole or sharded."""
     check_float32("log_softmax", logits=logits_TV)
-    return kernels().log_softmax(logits_TV, temperatures("log_softmax", temperature), active_order().segments)
+    return kernels().log_softmax(side_by_side(logits_TV), temperatures("log_softmax", temperature), active_order().segments)
 
 
 def token_logprob(logits_TV: torch.Tensor, ids_T: torch.Tensor, temperature: Temperature = None) -> torch.Tensor:
     """fp32 [T, V], int64 [T] -> fp32 [T]."""
     check_float32("token_logprob", logits=logits_TV)
-    return kernels().token_logprob(logits_TV, ids_T, temperatures("token_logprob", temperature), active_order().segments)
+    return kernels().token_logprob(side_by_side(logits_TV), ids_T, temperatures("token_logprob", temperature), active_order().segments)

@@ -17,6 +17,6 @@ def test_bench_ops(tmp_path):
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, stdin=subprocess.DEVNULL)
     assert result.returncode == 0, result.stderr[-2000:]
     told = json.loads(file.read_text())
-    assert [entry["op"] for entry in told["results"]] == ["linear", "linear dgrad", "linear wgrad", "rms_norm"]
+    assert {"linear", "linear groups16", "rms_norm", "rms_norm fwd + bwd"} <= {entry["op"] for entry in told["results"]}
     assert all(entry["seconds"]["ours"] > 0 and set(entry["ratios"]) >= {"torch bf16"} for entry in told["results"])
     assert {"instruction_sets", "torch_cpu_capability", "fma_peak_gflops"} <= told["machine"].keys()
