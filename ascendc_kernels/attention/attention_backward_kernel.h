@@ -2,7 +2,7 @@
 // queries, dk and dv to a tile of keys, and stay in L0C from their first product to their last. So there are no partial sums, and nothing depends on the
 // number of cores; scores are computed twice for it. Cube and vector cores hand over as in attention_kernel.h. Legend: D head size, C keys of a step.
 #pragma once
-#include "attention_cube.h"
+#include "attention_product_kernel.h"
 #include "attention_items.h"
 
 namespace megatron_ext {
@@ -101,13 +101,10 @@ class AttentionBackwardCursor {
 template <typename T>
 class AttentionBackwardWorkspace {
  public:
-    AscendC::GlobalTensor<float> delta;  // [T, query heads]
-    AscendC::GlobalTensor<float> sums;   // dq [64, D], or dk and dv [C, D]
+    AscendC::GlobalTensor<float> sums;  // dq [64, D], or dk and dv [C, D]
 
     __aicore__ inline void Init(GM_ADDR workspace, const AttentionTiling& tiling) {
-        delta.SetGlobalBuffer((__gm__ float*)workspace, uint64_t(tiling.tokens * tiling.query_heads));
-        const int64_t block = AscendC::GetBlockIdx() / AscendC::GetTaskRatio();
-        GM_ADDR base = workspace + attention_backward_delta_bytes(tiling) + block * attention_backward_block_bytes();
+        GM_ADDR base = workspace + AscendC::GetBlockIdx() / AscendC::GetTaskRatio() * tiling.block_bytes;
         scores_.SetGlobalBuffer((__gm__ float*)base, 4 * kStep);
         base += 4 * kStep * sizeof(float);
         gradients_.SetGlobalBuffer((__gm__ T*)base, 4 * kStep);
@@ -173,7 +170,7 @@ class AttentionBackwardCube {
     AscendC::TQue<AscendC::TPosition::CO1, 1> scores_, sums_;
     AscendC::LocalTensor<T> own_tiles_, other_tiles_[2];  // [q | d_out] and [k | v], or the other way round; the others by the parity of the step
     AscendC::LocalTensor<float> sum_;
-    CubeProduct<T> product_;
+    AttentionProduct<T> product_;
 
     __aicore__ inline void Scores(const AttentionBackwardCursor& at) {
         if (at.first_step) LoadOwn(at);
@@ -185,8 +182,8 @@ class AttentionBackwardCube {
         const AscendC::LocalTensor<T> queries = at.owns_keys ? other : own_tiles_, keys = at.owns_keys ? own_tiles_ : other;
         const uint32_t columns = uint32_t(at.Columns());
         AscendC::LocalTensor<float> scores = scores_.template AllocTensor<float>();
-        product_.template Multiply<CubeOperand::kRows, CubeOperand::kRows>(scores, queries, keys, kStep, columns, dim_, true);
-        product_.template Multiply<CubeOperand::kRows, CubeOperand::kRows>(scores[kStep * kStep], queries[kStep * dim_], keys[kStep * dim_], kStep, columns,
+        product_.template Multiply<AttentionOperand::kColumnsAreK, AttentionOperand::kColumnsAreK>(scores, queries, keys, kStep, columns, dim_, true);
+        product_.template Multiply<AttentionOperand::kColumnsAreK, AttentionOperand::kColumnsAreK>(scores[kStep * kStep], queries[kStep * dim_], keys[kStep * dim_], kStep, columns,
                                                                            dim_, true);
         scores_.EnQue(scores);
         scores = scores_.template DeQue<float>();
@@ -202,8 +199,8 @@ class AttentionBackwardCube {
         const uint32_t columns = uint32_t(at.Columns()), half = kStep * kStep;
         AscendC::LocalTensor<T> gradients = gradients_.template AllocTensor<T>();
         AscendC::CrossCoreWaitFlag(kBackwardGradientsReady);
-        CubeLoadRows(gradients, workspace_.DScores(at.number), kStep, columns, columns, kStep);
-        if (at.owns_keys) CubeLoadRows(gradients[half], workspace_.Probabilities(at.number), kStep, columns, columns, kStep);
+        AttentionLoadRows(gradients, workspace_.DScores(at.number), kStep, columns, columns, kStep);
+        if (at.owns_keys) AttentionLoadRows(gradients[half], workspace_.Probabilities(at.number), kStep, columns, columns, kStep);
         gradients_.EnQue(gradients);
         gradients = gradients_.template DeQue<T>();
         if (at.first_of_segment) sum_ = sums_.template AllocTensor<float>();
@@ -212,7 +209,7 @@ class AttentionBackwardCube {
             AddTransposed(sum_, gradients, other, columns, at.first_of_segment);
             AddTransposed(sum_[columns * dim_], gradients[half], other[kStep * dim_], columns, at.first_of_segment);
         } else {
-            product_.template Multiply<CubeOperand::kRows, CubeOperand::kTransposed>(sum_, gradients, other, kStep, dim_, columns, at.first_of_segment);
+            product_.template Multiply<AttentionOperand::kColumnsAreK, AttentionOperand::kRowsAreK>(sum_, gradients, other, kStep, dim_, columns, at.first_of_segment);
         }
         gradients_.FreeTensor(gradients);
         other_.FreeTensor(other);
@@ -221,7 +218,7 @@ class AttentionBackwardCube {
 
     __aicore__ inline void AddTransposed(const AscendC::LocalTensor<float>& c, const AscendC::LocalTensor<T>& a, const AscendC::LocalTensor<T>& b,
                                          uint32_t columns, bool first) {
-        product_.template Multiply<CubeOperand::kTransposed, CubeOperand::kTransposed>(c, a, b, columns, dim_, kStep, first);
+        product_.template Multiply<AttentionOperand::kRowsAreK, AttentionOperand::kRowsAreK>(c, a, b, columns, dim_, kStep, first);
     }
 
     __aicore__ inline void StoreSums(const AttentionBackwardCursor& at) {
@@ -257,8 +254,8 @@ class AttentionBackwardCube {
 
     // Whole tiles: rows beyond the end of the sequence are zero.
     __aicore__ inline void LoadTile(const AscendC::LocalTensor<T>& to, const AscendC::GlobalTensor<T>& from, int64_t stride, int64_t live, int64_t height) {
-        CubeLoadRows(to, from, live, dim_, stride, height);
-        if (live < height) CubeLoadRows(to[uint32_t(live * kCubeFractal)], zeros_, height - live, dim_, dim_, height);
+        AttentionLoadRows(to, from, live, dim_, stride, height);
+        if (live < height) AttentionLoadRows(to[uint32_t(live * kSide)], zeros_, height - live, dim_, dim_, height);
     }
 };
 
@@ -266,8 +263,9 @@ class AttentionBackwardCube {
 template <typename T>
 class AttentionBackwardVector {
  public:
-    __aicore__ inline void Init(GM_ADDR d_out, GM_ADDR out, GM_ADDR lse, GM_ADDR dq, GM_ADDR dk, GM_ADDR dv, const AttentionSequences& sequences,
-                                const AttentionBackwardWorkspace<T>& workspace, const AttentionTiling& tiling, AscendC::TPipe* pipe) {
+    __aicore__ inline void Init(GM_ADDR d_out, GM_ADDR out, GM_ADDR lse, GM_ADDR dq, GM_ADDR dk, GM_ADDR dv, GM_ADDR delta,
+                                const AttentionSequences& sequences, const AttentionBackwardWorkspace<T>& workspace, const AttentionTiling& tiling,
+                                AscendC::TPipe* pipe) {
         tiling_ = tiling;
         sequences_ = sequences;
         workspace_ = workspace;
@@ -276,6 +274,7 @@ class AttentionBackwardVector {
         d_out_.SetGlobalBuffer((__gm__ T*)d_out, rows * dim_);
         out_.SetGlobalBuffer((__gm__ T*)out, rows * dim_);
         lse_.SetGlobalBuffer((__gm__ float*)lse, rows);
+        delta_.SetGlobalBuffer((__gm__ float*)delta, rows);
         dq_.SetGlobalBuffer((__gm__ float*)dq, rows * dim_);
         dk_.SetGlobalBuffer((__gm__ float*)dk, keys * dim_);
         dv_.SetGlobalBuffer((__gm__ float*)dv, keys * dim_);
@@ -314,7 +313,7 @@ class AttentionBackwardVector {
     AttentionBackwardWorkspace<T> workspace_;
     uint32_t dim_;
     AscendC::GlobalTensor<T> d_out_, out_;
-    AscendC::GlobalTensor<float> lse_, dq_, dk_, dv_;
+    AscendC::GlobalTensor<float> lse_, delta_, dq_, dk_, dv_;
     AscendC::TQue<AscendC::TPosition::VECIN, 2> in_step_;    // [s | dp | lse | delta], the last two in every lane of a DataBlock per row
     AscendC::TQue<AscendC::TPosition::VECOUT, 2> out_step_;  // [p | ds]
     AscendC::TQue<AscendC::TPosition::VECIN, 1> in_sums_, in_rows_;
@@ -355,7 +354,7 @@ class AttentionBackwardVector {
         }
         out_delta_.EnQue(delta);
         delta = out_delta_.template DeQue<float>();
-        AscendC::DataCopyPad(workspace_.delta[uint64_t(first)], delta, AscendC::DataCopyExtParams(1, uint32_t(rows * sizeof(float)), 0, 0, 0));
+        AscendC::DataCopyPad(delta_[uint64_t(first)], delta, AscendC::DataCopyExtParams(1, uint32_t(rows * sizeof(float)), 0, 0, 0));
         out_delta_.FreeTensor(delta);
     }
 
@@ -391,7 +390,7 @@ class AttentionBackwardVector {
         const uint64_t row = uint64_t((at.row + at.query + FirstRow()) * tiling_.query_heads + at.head);
         const AscendC::DataCopyExtParams copy(uint16_t(rows), sizeof(float), uint32_t((tiling_.query_heads - 1) * int64_t(sizeof(float))), 0, 0);
         AscendC::DataCopyPad(in[2 * kHalf * kStep], lse_[row], copy, AscendC::DataCopyPadExtParams<float>());
-        AscendC::DataCopyPad(in[2 * kHalf * kStep + kHalf * kBlock], workspace_.delta[row], copy, AscendC::DataCopyPadExtParams<float>());
+        AscendC::DataCopyPad(in[2 * kHalf * kStep + kHalf * kBlock], delta_[row], copy, AscendC::DataCopyPadExtParams<float>());
     }
 
     // s becomes p = exp(s * scale - lse), dp becomes ds = p * (dp - delta); what a row does not see is +-0.

@@ -35,22 +35,23 @@ struct Backward {
 template <typename T>
 struct Head {
     std::vector<float> rows;
-    Magnitudes size;
+    Extremes size;
 
     void load(const T* from, Index stride, Index n, Index dim) {
+        Magnitudes seen;
         rows.resize(n * dim);
-        size = Magnitudes();
         for (Index i = 0; i < n; ++i) {
-            size.add(from + i * stride, dim);
-            for (Index d = 0; d < dim; d += kPanel) widen16(from + i * stride + d, rows.data() + i * dim + d);
+            seen.add(from + i * stride, dim);
+            widen(from + i * stride, dim, rows.data() + i * dim);
         }
+        size = seen;
     }
 };
 
 template <typename T>
 struct BackwardScratch {
     Head<T> q, d_out;
-    Magnitudes k_size, v_size;
+    Extremes k_size, v_size;
     std::vector<float> keys_transposed, values_transposed, keys;  // panels of every key tile
     std::vector<float> queries, d_outs;                           // panels of one query tile
     std::vector<float> p, ds, turned, delta, dq, dk, dv;
@@ -107,17 +108,17 @@ class BackwardRun {
         for (std::vector<float>* panels : {&room_.keys_transposed, &room_.values_transposed, &room_.keys}) panels->resize(tiles * tile_ * dim_);
         const T* k = call_.k + first_row_ * t.k.row + head_ * t.k.head;
         const T* v = call_.v + first_row_ * t.v.row + head_ * t.v.head;
-        Sizes k_sizes, v_sizes;
+        Magnitudes k_seen, v_seen;
         for (Index j = 0; j < n_; j += tile_) {
             const T* rows[kAttentionMaxTile];
             const Index count = round_up(in_tile(j), kPanel);
             rows_of(rows, k + j * t.k.row, t.k.row, in_tile(j), count);
-            pack_all_transposed(room_.keys_transposed.data() + j * dim_, rows, count, dim_, k_sizes);
-            pack_all_natural(room_.keys.data() + j * dim_, rows, count, dim_, k_sizes);
+            pack_all_transposed(room_.keys_transposed.data() + j * dim_, rows, count, dim_, k_seen);
+            pack_all_natural(room_.keys.data() + j * dim_, rows, count, dim_, k_seen);
             rows_of(rows, v + j * t.v.row, t.v.row, in_tile(j), count);
-            pack_all_transposed(room_.values_transposed.data() + j * dim_, rows, count, dim_, v_sizes);
+            pack_all_transposed(room_.values_transposed.data() + j * dim_, rows, count, dim_, v_seen);
         }
-        room_.k_size = k_sizes.magnitudes(), room_.v_size = v_sizes.magnitudes();
+        room_.k_size = k_seen, room_.v_size = v_seen;
     }
 
     void load_delta(Index head) {
@@ -125,13 +126,7 @@ class BackwardRun {
         for (Index i = 0; i < n_; ++i) {
             const T* out = call_.out + query_row(i, head);
             const float* d_out = room_.d_out.rows.data() + i * dim_;
-            float sum = 0.0f;
-            for (Index d = 0; d < dim_; d += kRowSumBlock) {
-                float terms[kRowSumBlock] = {};
-                for (Index e = 0; e < std::min(kRowSumBlock, dim_ - d); ++e) terms[e] = d_out[d + e] * to_float(out[d + e]);
-                sum = sum + block_sum(terms);
-            }
-            room_.delta[i] = sum;
+            room_.delta[i] = row_sum(dim_, [&](Index d) { return d_out[d] * to_float(out[d]); });
         }
     }
 
@@ -140,7 +135,7 @@ class BackwardRun {
         const Index rows = in_tile(i), length = round_up(rows, kPanel);
         const T* from[kAttentionMaxTile];
         rows_of(from, call_.q + (first_row_ + i) * t.q_row + head * t.q_head, t.q_row, rows, length);
-        Sizes known;  // from Head
+        Magnitudes known;  // from Head
         pack_all_natural(room_.queries.data(), from, length, dim_, known);
         rows_of(from, call_.d_out + query_row(i, head), t.query_heads * dim_, rows, length);
         pack_all_natural(room_.d_outs.data(), from, length, dim_, known);
@@ -157,14 +152,14 @@ class BackwardRun {
                 dim_, columns, p, tile_);
         product(products_are_exact<T>(room_.d_out.size, room_.v_size), room_.d_out.rows.data() + i * dim_, dim_, rows,
                 room_.values_transposed.data() + j * dim_, dim_, columns, ds, tile_);
-        Rounded p_size, ds_size;
+        Rounding p_size, ds_size;
         for (Index r = 0; r < rows; ++r) softmax_gradient(p + r * tile_, ds + r * tile_, i + r, j, columns, head, p_size, ds_size);
-        product(products_are_exact<T>(ds_size, room_.k_size), ds, tile_, rows, room_.keys.data() + j * dim_, columns, dim_, room_.dq.data() + i * dim_,
+        product(ds_size.products_are_exact_with<T>(room_.k_size), ds, tile_, rows, room_.keys.data() + j * dim_, columns, dim_, room_.dq.data() + i * dim_,
                 dim_);
         turn(ds, turned, length, columns);
-        product(products_are_exact<T>(ds_size, room_.q.size), turned, tile_, keys, room_.queries.data(), length, dim_, room_.dk.data() + j * dim_, dim_);
+        product(ds_size.products_are_exact_with<T>(room_.q.size), turned, tile_, keys, room_.queries.data(), length, dim_, room_.dk.data() + j * dim_, dim_);
         turn(p, turned, length, columns);
-        product(products_are_exact<T>(p_size, room_.d_out.size), turned, tile_, keys, room_.d_outs.data(), length, dim_, room_.dv.data() + j * dim_,
+        product(p_size.products_are_exact_with<T>(room_.d_out.size), turned, tile_, keys, room_.d_outs.data(), length, dim_, room_.dv.data() + j * dim_,
                 dim_);
     }
 
@@ -173,19 +168,24 @@ class BackwardRun {
     }
 
     // Scores and dp of a row become p and ds, both rounded; what the row does not see is +0.
-    void softmax_gradient(float* p, float* ds, Index row, Index start, Index columns, Index head, Rounded& p_size, Rounded& ds_size) const {
+    void softmax_gradient(float* p, float* ds, Index row, Index start, Index columns, Index head, Rounding& p_size, Rounding& ds_size) const {
         const Visible seen = visible(call_.tiling, row, n_);
         const Index first = std::clamp<Index>(seen.first - start, 0, columns), last = std::clamp<Index>(seen.last - start, first, columns);
         const float lse = call_.lse[(first_row_ + row) * call_.tiling.query_heads + head], delta = room_.delta[row];
-        for (Index c = 0; c < columns; c += kLanes) {
-            const Lanes probability = exp_lanes(load(p + c) * call_.tiling.scale - lse);
-            megatron_ext::store(p + c, probability);
-            megatron_ext::store(ds + c, probability * (load(ds + c) - delta));
+        constexpr Index kStep = kTogether * kLanes;
+        std::fill(p, p + first, kNegativeInfinity);
+        std::fill(p + last, p + round_up(columns, kStep), kNegativeInfinity);
+        for (Index c = 0; c < columns; c += kStep) {
+            Lanes probabilities[kTogether];
+            for (Index v = 0; v < kTogether; ++v) probabilities[v] = load(p + c + v * kLanes) * call_.tiling.scale - lse;
+            exp_lanes(probabilities);
+            for (Index v = 0; v < kTogether; ++v) {
+                megatron_ext::store(p + c + v * kLanes, probabilities[v]);
+                megatron_ext::store(ds + c + v * kLanes, probabilities[v] * (load(ds + c + v * kLanes) - delta));
+            }
         }
-        for (float* x : {p, ds}) {
-            std::fill(x, x + first, 0.0f);
-            std::fill(x + last, x + columns, 0.0f);
-        }
+        std::fill(ds, ds + first, 0.0f);
+        std::fill(ds + last, ds + columns, 0.0f);
         p_size.round<T>(p, columns);
         ds_size.round<T>(ds, columns);
     }

@@ -86,7 +86,7 @@ void check_pages(const char* op, const at::Tensor& tables, const at::Tensor& cu_
 // Rows that the kernels can address; anything else is copied.
 at::Tensor regular(const at::Tensor& x) {
     const int64_t rows = x.dim() - 3, heads = x.dim() - 2;
-    const bool fits = x.stride(-1) == 1 && x.stride(rows) <= kAttentionMaxStride && x.stride(heads) % 16 == 0 && x.stride(rows) % 16 == 0;
+    const bool fits = x.stride(-1) == 1 && x.stride(rows) <= kNd2NzMaxStride && x.stride(heads) % 16 == 0 && x.stride(rows) % 16 == 0;
     return fits && x.stride(rows) > 0 && x.stride(heads) > 0 ? x : x.contiguous();
 }
 
@@ -101,6 +101,7 @@ AttentionTiling tiling_of(const at::Tensor& q, const at::Tensor& k, const at::Te
     tiling.kv_tile = settings.kv_tile, tiling.kv_split = settings.kv_split.value_or(0), tiling.window = settings.window.value_or(0);
     tiling.causal = settings.causal;
     tiling.tile_rows = tiling.head_dim <= kAttentionWideHead ? kAttentionMaxTile : kAttentionMaxTile / 2;
+    tiling.block_bytes = attention_block_bytes(tiling);
     tiling.scale = float(settings.scale);
     return tiling;
 }
@@ -120,7 +121,7 @@ std::tuple<at::Tensor, at::Tensor> run_forward(const at::Tensor& q, const at::Te
     if (q.numel() == 0) return {out, lse};
     const at::Tensor zeros = at::zeros({kAttentionMaxTile, tiling.head_dim}, q.options());
     const int64_t blocks = cube_blocks(q.device(), tiles_at_most(tiling), tiling.tokens * tiling.query_heads * tiling.head_dim * kAttentionMaxTile);
-    const at::Tensor workspace = at::empty({blocks * attention_workspace_bytes(tiling)}, q.options().dtype(at::kByte));
+    const at::Tensor workspace = at::empty({blocks * tiling.block_bytes}, q.options().dtype(at::kByte));
     const void *tables = block_tables ? data(*block_tables) : nullptr, *lens = kv_lens ? data(*kv_lens) : nullptr;
     kernels[q.scalar_type()].run(q.device(),
                                  {data(q), data(k), data(v), tables, data(cu_query_lens), lens, data(zeros), mutable_data(out), mutable_data(lse),
@@ -157,7 +158,7 @@ std::tuple<at::Tensor, at::Tensor> attention_paged(const at::Tensor& q, const at
     TORCH_CHECK_VALUE(kv_lens.size(0) + 1 == cu_query_lens.size(0) && block_tables.size(0) == kv_lens.size(0), op, ": block_tables has ",
                       block_tables.size(0), " sequences, cu_query_lens ", cu_query_lens.size(0) - 1, ", kv_lens ", kv_lens.size(0));
     for (const at::Tensor& cache : {k_cache, v_cache})  // a cache is never copied
-        TORCH_CHECK_VALUE(regular(cache).is_same(cache), op, ": the last dimension of a cache must be dense and rows at most ", kAttentionMaxStride,
+        TORCH_CHECK_VALUE(regular(cache).is_same(cache), op, ": the last dimension of a cache must be dense and rows at most ", kNd2NzMaxStride,
                           " elements apart, found strides ", cache.strides(), "; permute the view to [blocks, page, heads, D]");
     const at::Tensor tables = block_tables.contiguous(), offsets = cu_query_lens.contiguous(), lens = kv_lens.contiguous(), rows = regular(q);
     check_offsets(op, "cu_query_lens", offsets, q.size(0));
@@ -198,14 +199,14 @@ Gradients attention_backward(const at::Tensor& d_out, const at::Tensor& q, const
     if (q.numel() == 0) return {dq, dk, dv};
     const at::Tensor rows = regular(q), keys = regular(k), values = regular(v), gradient = d_out.contiguous(), output = out.contiguous();
     const at::Tensor dense_lse = lse.contiguous(), zeros = at::zeros({kAttentionMaxTile, q.size(2)}, q.options());
-    const AttentionTiling tiling = tiling_of(rows, keys, values, offsets.size(0) - 1, settings);
+    AttentionTiling tiling = tiling_of(rows, keys, values, offsets.size(0) - 1, settings);
+    tiling.block_bytes = attention_backward_block_bytes();
     const int64_t pieces = (tiling.tokens / kAttentionBackwardStep + tiling.sequences) * tiling.query_heads;
     const int64_t blocks = cube_blocks(q.device(), pieces, tiling.tokens * tiling.query_heads * tiling.head_dim * kAttentionMaxTile);
-    const int64_t bytes = attention_backward_delta_bytes(tiling) + blocks * attention_backward_block_bytes();
-    const at::Tensor workspace = at::empty({bytes}, q.options().dtype(at::kByte));
+    const at::Tensor delta = at::empty(lse.sizes(), fp32), workspace = at::empty({blocks * tiling.block_bytes}, q.options().dtype(at::kByte));
     kernels[q.scalar_type()].run(q.device(),
                                  {data(gradient), data(rows), data(keys), data(values), data(output), data(dense_lse), data(offsets), data(zeros),
-                                  mutable_data(dq), mutable_data(dk), mutable_data(dv), mutable_data(workspace)},
+                                  mutable_data(dq), mutable_data(dk), mutable_data(dv), mutable_data(delta), mutable_data(workspace)},
                                  &tiling, blocks, Path::kNative, mmad_order);
     return {dq, dk, dv};
 }

@@ -6,7 +6,7 @@
 //
 // Legend: M padded rows of a query tile, B keys of a tile, D head size, R rows of one vector core.
 #pragma once
-#include "attention_cube.h"
+#include "attention_product_kernel.h"
 #include "attention_items.h"
 
 namespace megatron_ext {
@@ -21,8 +21,7 @@ class AttentionWorkspace {
     __aicore__ inline void Init(GM_ADDR workspace, const AttentionTiling& tiling) {
         scores_size_ = tiling.tile_rows * tiling.kv_tile;
         product_size_ = tiling.tile_rows * tiling.head_dim;
-        const int64_t block = AscendC::GetBlockIdx() / AscendC::GetTaskRatio();
-        GM_ADDR base = workspace + block * 2 * (scores_size_ * int64_t(sizeof(float) + sizeof(T)) + product_size_ * int64_t(sizeof(float)));
+        GM_ADDR base = workspace + AscendC::GetBlockIdx() / AscendC::GetTaskRatio() * tiling.block_bytes;
         scores_.SetGlobalBuffer((__gm__ float*)base, uint64_t(2 * scores_size_));
         base += 2 * scores_size_ * sizeof(float);
         product_.SetGlobalBuffer((__gm__ float*)base, uint64_t(2 * product_size_));
@@ -91,7 +90,7 @@ class AttentionCube {
     AscendC::TQue<AscendC::TPosition::B1, 2> keys_, values_;
     AscendC::TQue<AscendC::TPosition::CO1, 1> scores_, products_;
     AscendC::LocalTensor<T> query_tile_;  // of the current item
-    CubeProduct<T> product_;
+    AttentionProduct<T> product_;
 
     __aicore__ inline void Scores(const AttentionCursor& at) {
         if (at.first_tile) LoadQueries(at);
@@ -101,7 +100,7 @@ class AttentionCube {
         keys = keys_.template DeQue<T>();
         AscendC::LocalTensor<float> scores = scores_.template AllocTensor<float>();
         const uint32_t rows = uint32_t(at.item.PaddedRows());
-        product_.template Multiply<CubeOperand::kRows, CubeOperand::kRows>(scores, query_tile_, keys, rows, tile_, dim_, true);
+        product_.template Multiply<AttentionOperand::kColumnsAreK, AttentionOperand::kColumnsAreK>(scores, query_tile_, keys, rows, tile_, dim_, true);
         keys_.FreeTensor(keys);
         scores_.EnQue(scores);
         scores = scores_.template DeQue<float>();
@@ -118,11 +117,11 @@ class AttentionCube {
         const uint32_t rows = uint32_t(at.item.PaddedRows());
         AscendC::LocalTensor<T> probabilities = probabilities_.template AllocTensor<T>();
         AscendC::CrossCoreWaitFlag(kProbabilitiesReady);
-        CubeLoadRows(probabilities, workspace_.Probabilities(at.number), rows, tile_, tile_, rows);
+        AttentionLoadRows(probabilities, workspace_.Probabilities(at.number), rows, tile_, tile_, rows);
         probabilities_.EnQue(probabilities);
         probabilities = probabilities_.template DeQue<T>();
         AscendC::LocalTensor<float> products = products_.template AllocTensor<float>();
-        product_.template Multiply<CubeOperand::kRows, CubeOperand::kTransposed>(products, probabilities, values, rows, dim_, tile_, true);
+        product_.template Multiply<AttentionOperand::kColumnsAreK, AttentionOperand::kRowsAreK>(products, probabilities, values, rows, dim_, tile_, true);
         values_.FreeTensor(values);
         probabilities_.FreeTensor(probabilities);
         products_.EnQue(products);
@@ -140,9 +139,9 @@ class AttentionCube {
         const int64_t rows = item.PaddedRows();
         query_tile_ = queries_.template AllocTensor<T>();
         for (int64_t g = 0; g < group_; ++g)
-            CubeLoadRows(query_tile_[uint32_t(g * kCubeFractal)], q_[uint64_t(item.first_row * tiling_.q_row + (item.head * group_ + g) * tiling_.q_head)],
+            AttentionLoadRows(query_tile_[uint32_t(g * kSide)], q_[uint64_t(item.first_row * tiling_.q_row + (item.head * group_ + g) * tiling_.q_head)],
                          item.queries, dim_, tiling_.q_row, rows, group_);
-        if (rows > item.rows) CubeLoadRows(query_tile_[uint32_t(item.rows * kCubeFractal)], zeros_, rows - item.rows, dim_, dim_, rows);
+        if (rows > item.rows) AttentionLoadRows(query_tile_[uint32_t(item.rows * kSide)], zeros_, rows - item.rows, dim_, dim_, rows);
         queries_.EnQue(query_tile_);
         query_tile_ = queries_.template DeQue<T>();
     }
@@ -153,9 +152,9 @@ class AttentionCube {
                                     const AttentionCursor& at) {
         const int64_t live = AttentionMin(tile_, at.item.keys - at.start), step = tiling_.page != 0 ? tiling_.page : live;
         for (int64_t done = 0; done < live; done += step)
-            CubeLoadRows(to[uint32_t(done * kCubeFractal)], from[KeyAddress(strides, at, at.start + done)], AttentionMin(step, live - done), dim_,
+            AttentionLoadRows(to[uint32_t(done * kSide)], from[KeyAddress(strides, at, at.start + done)], AttentionMin(step, live - done), dim_,
                          strides.row, tile_);
-        if (live < tile_) CubeLoadRows(to[uint32_t(live * kCubeFractal)], zeros_, tile_ - live, dim_, dim_, tile_);
+        if (live < tile_) AttentionLoadRows(to[uint32_t(live * kSide)], zeros_, tile_ - live, dim_, dim_, tile_);
     }
 
     __aicore__ inline uint64_t KeyAddress(const KeyStrides& strides, const AttentionCursor& at, int64_t position) const {

@@ -93,25 +93,26 @@ struct Scratch {
     State split, total;
 };
 
-// One online-softmax step of a row. Columns [begin, end), multiples of 16, of the tile become probabilities; the row sees [first, last) of
-// them. Returns the factor of the old accumulator.
-inline float softmax_step(float* s, Index begin, Index first, Index last, Index end, float scale, float& m, float& l) {
-    std::fill(s + begin, s + first, kNegativeInfinity);
-    std::fill(s + last, s + end, kNegativeInfinity);
-    Lanes most = all_lanes(m);
-    for (Index j = begin; j < end; j += kLanes) {
-        const Lanes score = load(s + j) * scale;
-        store(s + j, score);
-        most = score > most ? score : most;
-    }
+// One online-softmax step of a row over whole blocks of 64 scores, which become probabilities; the row sees [first, last) of them. Returns the
+// factor of the old accumulator.
+inline float softmax_step(float* s, Index n, Index first, Index last, float scale, float& m, float& l) {
+    std::fill(s, s + first, kNegativeInfinity);
+    std::fill(s + last, s + n, kNegativeInfinity);
+    Lanes most[kTogether] = {splat(m), splat(m), splat(m), splat(m)};
+    for (Index j = 0; j < n; j += kTogether * kLanes)
+        for (Index v = 0; v < kTogether; ++v) {
+            const Lanes score = load(s + j + v * kLanes) * scale;
+            store(s + j + v * kLanes, score);
+            most[v] = larger(score, most[v]);
+        }
+    const Lanes largest = larger(larger(most[0], most[1]), larger(most[2], most[3]));
     float m_new = m;
-    for (Index i = 0; i < kLanes; ++i) m_new = most[i] > m_new ? most[i] : m_new;
-    for (Index j = begin; j < end; j += kLanes) store(s + j, exp_lanes(load(s + j) - m_new));
-    float sum = 0.0f;
-    const Index first_block = begin / kRowSumBlock * kRowSumBlock, last_block = round_up(end, kRowSumBlock);
-    std::fill(s + first_block, s + begin, 0.0f);  // lanes that nobody computed are +0 in the tree
-    std::fill(s + end, s + last_block, 0.0f);
-    for (Index j = first_block; j < last_block; j += kRowSumBlock) sum = sum + block_sum(s + j);
+    for (Index i = 0; i < kLanes; ++i) m_new = largest[i] > m_new ? largest[i] : m_new;
+    const float sum = sum_of_blocks(n, [&](Index j, Lanes* p) {
+        for (Index v = 0; v < kTogether; ++v) p[v] = load(s + j + v * kLanes) - m_new;
+        exp_below_zero(p);
+        for (Index v = 0; v < kTogether; ++v) store(s + j + v * kLanes, p[v]);
+    });
     const float alpha = exp_f32(m - m_new);
     l = l * alpha + sum;
     m = m_new;
@@ -124,7 +125,7 @@ struct Tile {
     Index start, columns;
     const T *keys[kAttentionMaxTile], *values[kAttentionMaxTile];  // rows
     bool exact_keys = false;
-    Magnitudes value_size;
+    Extremes value_size;
 };
 
 // One key head of an item.
@@ -169,11 +170,11 @@ class HeadRun {
         Tile<T>& tile = tiles_[start / tile_ % 2];
         next_ = next;
         if (!few_rows()) {
-            Sizes keys, values;
+            Magnitudes keys, values;
             pack_all_transposed(room_.keys.data(), tile.keys, tile.columns, dim_, keys);
             pack_all_natural(room_.values.data(), tile.values, tile.columns, dim_, values);
-            tile.exact_keys = products_are_exact<T>(q_size_, keys.magnitudes());
-            tile.value_size = values.magnitudes();
+            tile.exact_keys = products_are_exact<T>(q_size_, keys);
+            tile.value_size = values;
         }
         for (Index first = 0; first < rows_; first += kRowsTogether) add_rows(tile, first, std::min(kRowsTogether, rows_ - first));
         const Index end = start + tile_;
@@ -188,7 +189,7 @@ class HeadRun {
     const Index head_;
     Scratch& room_;
     const Index tile_, dim_, rows_, keys_, first_position_;
-    Magnitudes q_size_;
+    Extremes q_size_;
     Tile<T> tiles_[2];  // by parity
     const Tile<T>* next_ = nullptr;
 
@@ -203,12 +204,14 @@ class HeadRun {
     }
 
     void load_queries() {
+        Magnitudes seen;
         room_.q.resize(rows_ * dim_);
         for (Index r = 0; r < rows_; ++r) {
             const T* from = query(r);
-            q_size_.add(from, dim_);
-            for (Index d = 0; d < dim_; d += kPanel) widen16(from + d, room_.q.data() + r * dim_ + d);
+            seen.add(from, dim_);
+            widen(from, dim_, room_.q.data() + r * dim_);
         }
+        q_size_ = seen;
     }
 
     // Rows [first, last), or what there is of them.
@@ -227,7 +230,7 @@ class HeadRun {
         float *s = room_.scores.data(), *pv = room_.product.data(), alpha[kRowsTogether];
         for (Index r = 0; r < count; ++r) std::fill(s + r * tile_ + begin, s + r * tile_ + end, 0.0f);
         add_scores(tile, first, count, begin, end);
-        const Rounded p = softmax_rows(tile.start, begin, end, first, count, alpha);
+        const Rounding p = softmax_rows(tile.start, begin, end, first, count, alpha);
         std::fill_n(pv, count * dim_, 0.0f);
         add_products(tile, count, begin, end, p);
         for (Index r = 0; r < count; ++r) {
@@ -241,43 +244,45 @@ class HeadRun {
             float* panel = room_.keys.data() + (few_rows() ? 0 : n * dim_);
             bool exact = tile.exact_keys;
             if (few_rows()) {
-                Sizes sizes;
-                pack_transposed(panel, tile.keys + n, dim_, sizes);
+                Magnitudes seen;
+                pack_transposed(panel, tile.keys + n, dim_, seen);
                 if (next_) fetch(next_->keys, n, n + kPanel);
-                exact = products_are_exact<T>(q_size_, sizes.magnitudes());
+                exact = products_are_exact<T>(q_size_, seen);
             }
-            balanced_tiles(call_.order, exact, room_.q.data() + first * dim_, dim_, count, panel, dim_, room_.scores.data() + n, tile_);
+            tiles(call_.order, exact, room_.q.data() + first * dim_, dim_, count, panel, dim_, room_.scores.data() + n, tile_);
         }
     }
 
-    void add_products(const Tile<T>& tile, Index count, Index begin, Index end, const Rounded& p) {
+    void add_products(const Tile<T>& tile, Index count, Index begin, Index end, const Rounding& p) {
         for (Index d = 0; d < dim_; d += kPanel) {
             float* panel = room_.values.data() + (few_rows() ? 0 : d * tile.columns + begin * kPanel);
-            Magnitudes size = tile.value_size;
+            Extremes size = tile.value_size;
             if (few_rows()) {
-                Sizes sizes;
-                pack_natural(panel, tile.values + begin, end - begin, d, sizes);
+                Magnitudes seen;
+                pack_natural(panel, tile.values + begin, end - begin, d, seen);
                 if (next_) fetch(next_->values, d * tile_ / dim_, (d + kPanel) * tile_ / dim_);
-                size = sizes.magnitudes();
+                size = seen;
             }
-            balanced_tiles(call_.order, products_are_exact<T>(p, size), room_.scores.data() + begin, tile_, count, panel, end - begin,
+            tiles(call_.order, p.products_are_exact_with<T>(size), room_.scores.data() + begin, tile_, count, panel, end - begin,
                            room_.product.data() + d, dim_);
         }
     }
 
-    Rounded softmax_rows(Index start, Index begin, Index end, Index first, Index count, float* alpha) {
-        Rounded p;
+    // Scores [begin, end) of the tile become probabilities, rounded for their product.
+    Rounding softmax_rows(Index start, Index begin, Index end, Index first, Index count, float* alpha) {
+        const Index first_block = begin / kRowSumBlock * kRowSumBlock, n = round_up(end, kRowSumBlock) - first_block;
+        Rounding p;
         for (Index r = 0; r < count; ++r) {
             const Visible seen = sees(first + r);
-            float* s = room_.scores.data() + r * tile_;
-            const Index from = std::clamp(seen.first - start, begin, end), to = std::clamp(seen.last - start, from, end);
+            float* s = room_.scores.data() + r * tile_ + first_block;
+            const Index from = std::clamp<Index>(seen.first - start - first_block, 0, n), to = std::clamp(seen.last - start - first_block, from, n);
             if (from == to) {  // the tile lies outside what the row sees: its state stays
-                std::fill(s + begin, s + end, 0.0f);
+                std::fill(s, s + n, 0.0f);
                 alpha[r] = 1.0f;
                 continue;
             }
-            alpha[r] = softmax_step(s, begin, from, to, end, call_.tiling.scale, room_.split.m[first + r], room_.split.l[first + r]);
-            p.round<T>(s + begin, end - begin);
+            alpha[r] = softmax_step(s, n, from, to, call_.tiling.scale, room_.split.m[first + r], room_.split.l[first + r]);
+            p.round<T>(s, n);
         }
         return p;
     }
@@ -334,7 +339,7 @@ void run_item(const Attention<T>& call, const Item& item, Scratches& scratches) 
 template <typename T>
 void attention(const KernelCall& call, const AttentionTiling& tiling) {
     const Attention<T> attention(call, tiling);
-    const std::vector<Item> items = items_of(attention, call.threads);
+    const std::vector<Item> items = items_of(attention, call.threads.count);
     over_items<Scratches>(Index(items.size()), call.threads, work_of(attention),
                           [&](Scratches& scratches, Index i) { run_item(attention, items[i], scratches); });
 }

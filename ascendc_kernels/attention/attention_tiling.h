@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 
+#include "fractals.h"
+
 namespace megatron_ext {
 
 // Where key `position` of a sequence lies, in elements: page * page_stride + slot * row_stride + head * head_stride.
@@ -19,35 +21,30 @@ struct AttentionTiling {
     int64_t kv_split;   // keys of a split, a multiple of kv_tile; 0: one split
     int64_t window;     // keys that a row sees at most, its own included; 0: all
     int64_t causal;     // 0: a row sees all keys of its sequence
-    int64_t tile_rows;  // kernel: rows of a query tile, (query, head of the group) packed
+    int64_t tile_rows;    // kernel: rows of a query tile, (query, head of the group) packed
+    int64_t block_bytes;  // kernel: workspace of one block
     float scale;
 };
 
 constexpr int64_t kAttentionMaxHeadDim = 256;  // a tile of keys has to fit into L0B, two output tiles into L0C
 constexpr int64_t kAttentionMaxTile = 128;     // keys of a tile, rows of a query tile
-constexpr int64_t kAttentionMaxStride = 65535;  // the stride of a row in Nd2NzParams has 16 bits
 constexpr int64_t kAttentionWideHead = 128;  // wider heads have query tiles of 64 rows instead of 128: products take half of L0C, scores the other half
 constexpr int64_t kAttentionMaxGroup = 64;  // query heads of a key head: all of them share a tile
 // Queries and keys of a step of the backward. Key tiles of dk and dv are narrower for wide heads: both accumulators stay in L0C.
 constexpr int64_t kAttentionBackwardStep = 64;
 constexpr int64_t kAttentionBackwardWideHead = 128;
 constexpr int64_t kAttentionBackwardAccumulators = 16384;  // fp32 elements of dq, or of dk and dv, in L0C
-constexpr int64_t kAttentionBackwardAlign = 512;
 
-// Workspace of the forward, bytes of one block: two slots each of scores, probabilities and their products with the values.
-inline int64_t attention_workspace_bytes(const AttentionTiling& tiling) {
-    return 2 * tiling.tile_rows * (tiling.kv_tile * (sizeof(float) + 2) + tiling.head_dim * sizeof(float));
+// For the bindings. Forward: two slots each of scores (fp32), probabilities (16 bits) and their products with the values (fp32).
+inline int64_t attention_block_bytes(const AttentionTiling& tiling) {
+    constexpr int64_t kWide = sizeof(float), kNarrow = 2;
+    return 2 * tiling.tile_rows * (tiling.kv_tile * (kWide + kNarrow) + tiling.head_dim * kWide);
 }
 
-// Workspace of the backward: delta of every row, then for each block two slots of s and dp (fp32) and of p and ds (16 bits), and the finished
-// accumulators.
-inline int64_t attention_backward_delta_bytes(const AttentionTiling& tiling) {
-    return (tiling.tokens * tiling.query_heads * int64_t(sizeof(float)) + kAttentionBackwardAlign - 1) / kAttentionBackwardAlign * kAttentionBackwardAlign;
-}
-
+// Backward: two slots of s and dp (fp32) and of p and ds (16 bits), and the finished accumulators (fp32).
 inline int64_t attention_backward_block_bytes() {
-    const int64_t step = kAttentionBackwardStep * kAttentionBackwardStep;
-    return 2 * step * 2 * int64_t(sizeof(float) + 2) + kAttentionBackwardAccumulators * int64_t(sizeof(float));
+    constexpr int64_t kWide = sizeof(float), kNarrow = 2;
+    return 4 * kAttentionBackwardStep * kAttentionBackwardStep * (kWide + kNarrow) + kAttentionBackwardAccumulators * kWide;
 }
 
 }  // namespace megatron_ext

@@ -79,7 +79,7 @@ struct FewRows {
     template <MmadOrder in, int Rows>
     void add_fractal(const T* from, const float* x, Index x_stride, Lanes* acc) const {
         __m256i pairs[8];
-        transpose_pairs(from, b.n_stride, pairs);
+        transpose_pairs([&](Index n) { return from + n * b.n_stride; }, pairs);
         for (int r = 0; r < Rows; ++r)
             acc[r] = continued<in>(acc[r], [&](Index i) {
                 return x[r * x_stride + i] * (i % 2 ? upper_halves(T{}, pairs[i / 2]) : lower_halves(T{}, pairs[i / 2]));

@@ -43,11 +43,11 @@ inline Lanes widen8(const T* from) {
     return lower_halves(T{}, _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 }
 
-// Eight rows of sixteen values: lane n of pairs[i] holds values 2 i (lower half) and 2 i + 1 (upper half) of row n.
-template <typename T>
-inline void transpose_pairs(const T* from, Index stride, __m256i pairs[8]) {
+// Eight rows of sixteen values, row(n) points to row n: lane n of pairs[i] holds values 2 i (lower half) and 2 i + 1 (upper half) of it.
+template <typename Row>
+inline void transpose_pairs(Row row, __m256i pairs[8]) {
     __m256i r[8], t[8];
-    for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i * stride));
+    for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row(i)));
     for (int i = 0; i < 8; i += 2) {
         t[i] = _mm256_unpacklo_epi32(r[i], r[i + 1]);
         t[i + 1] = _mm256_unpackhi_epi32(r[i], r[i + 1]);

@@ -15,6 +15,7 @@
 #define MEGATRON_EXT_OPERANDS_10 MEGATRON_EXT_OPERANDS_9, MEGATRON_EXT_OPERAND(9)
 #define MEGATRON_EXT_OPERANDS_11 MEGATRON_EXT_OPERANDS_10, MEGATRON_EXT_OPERAND(10)
 #define MEGATRON_EXT_OPERANDS_12 MEGATRON_EXT_OPERANDS_11, MEGATRON_EXT_OPERAND(11)
+#define MEGATRON_EXT_OPERANDS_13 MEGATRON_EXT_OPERANDS_12, MEGATRON_EXT_OPERAND(12)
 
 // Exports megatron_ext_<name>, which launches a kernel of that many GM_ADDR parameters and a tiling struct, passed by value.
 #define MEGATRON_EXT_LAUNCH(name, operands, Tiling, ...)                                                                                     \

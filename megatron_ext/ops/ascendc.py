@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from ascendc_kernels.library import load
-from megatron_ext.ops.native import attention, attention_backward, combine
+from megatron_ext.ops.native import combine
 from megatron_ext.reduction_order import MMAD_ORDERS
 from megatron_ext.reference import router
 
 __all__ = [
-    "add_rms_norm", "apply_rope", "attention", "attention_backward", "combine", "dgrad", "dgrad_fp32", "embedding_wgrad_", "exp", "linear",
+    "add_rms_norm", "apply_rope", "attention_paged", "attention_varlen", "combine", "dgrad", "dgrad_fp32", "embedding_wgrad_", "exp", "linear",
     "linear_fp32", "load", "log", "log_softmax", "logprob_from_parts", "ordered_sum", "rms_norm", "rms_norm_backward_", "route", "route_backward",
     "row_sum", "swiglu", "token_logprob", "vocab_dlogits", "vocab_exp_sum", "vocab_max", "wgrad_",
 ]  # fmt: skip
@@ -82,6 +82,17 @@ def log(x):
 
 def row_sum(x):
     return op.row_sum(x)
+
+
+# ---- attention
+
+
+def attention_varlen(q, k, v, cu_seqlens, scale, kv_tile, mmad_order):
+    return op.attention_varlen(q, k, v, cu_seqlens, scale, kv_tile, MMAD_ORDERS.index(mmad_order))[0]
+
+
+def attention_paged(q, k_cache, v_cache, block_tables, cu_query_lens, kv_lens, scale, kv_tile, mmad_order):
+    return op.attention_paged(q, k_cache, v_cache, block_tables, cu_query_lens, kv_lens, scale, kv_tile, MMAD_ORDERS.index(mmad_order))[0]
 
 
 # ---- vocabulary

@@ -1,4 +1,4 @@
-"""ctypes binding of the C++ kernels that no operator of `ascendc_kernels` covers yet: attention, MoE combine. Equal bits to `reference_kernels`."""
+"""ctypes binding of the C++ kernel that no operator of `ascendc_kernels` covers yet, MoE combine. Equal bits to `reference_kernels`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 
 from ascendc_kernels import build
 from ascendc_kernels import library as kernel_library
-from megatron_ext.reduction_order import MMAD_ORDERS
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -55,37 +54,6 @@ def dtype_code(dtype: torch.dtype) -> ctypes.c_int32:
     if dtype not in DTYPE_CODES:
         raise TypeError(f"native kernels take {sorted(map(str, DTYPE_CODES))}, found {dtype}")
     return ctypes.c_int32(DTYPE_CODES[dtype])
-
-
-def order_code(mmad_order: str) -> ctypes.c_int32:
-    return ctypes.c_int32(MMAD_ORDERS.index(mmad_order))
-
-
-def attention(q, k, v, cu_queries, kv_lens, block_tables, scale, kv_tile, mmad_order):
-    """k and v: [T, heads, D], or [blocks, page, heads, D] with `block_tables`."""
-    out, lse = torch.empty_like(q), torch.empty(q.shape[:2])
-    heads, head_dim = k.shape[-2:]
-    max_pages, page = (block_tables.shape[1], k.shape[1]) if block_tables is not None else (0, 0)
-    call("attention", dtype_code(q.dtype), order_code(mmad_order), Pointer(q), KeyPointer(k), KeyPointer(v), Pointer(out), Pointer(lse),
-         Pointer(cu_queries), Pointer(kv_lens), Pointer(block_tables), len(kv_lens), max_pages, page, k.stride(0), k.stride(-3),
-         q.shape[1], heads, head_dim, kv_tile, float(scale))  # fmt: skip
-    return out, lse
-
-
-class KeyPointer(Pointer):
-    """Keys and values may have any stride between pages and between rows; a head's row must be dense."""
-
-    def __init__(self, tensor: torch.Tensor):
-        if tensor.stride(-1) != 1 or tensor.stride(-2) != tensor.shape[-1]:
-            raise ValueError(f"rows of [heads, D] must be dense, found strides {tensor.stride()} for shape {tuple(tensor.shape)}")
-        self.tensor = tensor
-
-
-def attention_backward(do, q, k, v, o, lse, cu_seqlens, scale, kv_tile, mmad_order):
-    dq, dk, dv = torch.zeros(q.shape), torch.zeros(k.shape), torch.zeros(v.shape)
-    call("attention_backward", dtype_code(q.dtype), order_code(mmad_order), *map(Pointer, (do, q, k, v, o, lse, dq, dk, dv, cu_seqlens)),
-         len(cu_seqlens) - 1, q.shape[1], k.shape[1], q.shape[2], kv_tile, float(scale))  # fmt: skip
-    return dq, dk, dv
 
 
 def combine(y_RH, weights_R, token_ids_R, expert_ids_R, num_tokens, num_experts, segments, expert_range):

@@ -16,7 +16,7 @@ from megatron_ext.reference.router import route, route_backward
 from megatron_ext.reference.sums import row_sum
 
 __all__ = [
-    "add_rms_norm", "apply_rope", "attention", "attention_backward", "combine", "dgrad", "dgrad_fp32", "embedding_wgrad_", "exp", "linear",
+    "add_rms_norm", "apply_rope", "attention_paged", "attention_varlen", "combine", "dgrad", "dgrad_fp32", "embedding_wgrad_", "exp", "linear",
     "linear_fp32", "log", "log_softmax", "logprob_from_parts", "ordered_sum", "rms_norm", "rms_norm_backward_", "route", "route_backward", "row_sum",
     "swiglu", "token_logprob", "vocab_dlogits", "vocab_exp_sum", "vocab_max", "wgrad_",
 ]  # fmt: skip
@@ -134,6 +134,27 @@ def sequence_keys(cache: torch.Tensor, start: int, length: int, block_table: tor
         return cache[start : start + length]
     pages = (length + cache.shape[1] - 1) // cache.shape[1]
     return cache[block_table[:pages].long()].flatten(0, 1)[:length]
+
+
+class AttentionVarlen(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, cu_seqlens, *settings):
+        out, lse = attention(q, k, v, cu_seqlens, cu_seqlens.diff(), None, *settings)
+        ctx.save_for_backward(q, k, v, out, lse, cu_seqlens)
+        ctx.settings = settings
+        return out
+
+    @staticmethod
+    def backward(ctx, d_out):
+        q = ctx.saved_tensors[0]
+        return *(grad.to(q.dtype) for grad in attention_backward(d_out, *ctx.saved_tensors, *ctx.settings)), *(None,) * 4
+
+
+attention_varlen = AttentionVarlen.apply
+
+
+def attention_paged(q, k_cache, v_cache, block_tables, cu_query_lens, kv_lens, *settings):
+    return attention(q, k_cache, v_cache, cu_query_lens, kv_lens, block_tables, *settings)[0]
 
 
 def attention(q, k, v, cu_queries, kv_lens, block_tables, scale, kv_tile, mmad_order):

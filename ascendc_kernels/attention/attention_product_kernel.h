@@ -1,44 +1,42 @@
 // Cube side of a product c[M, N] (+)= a[M, K] x b[K, N], one L0A tile and as many L0B chunks as it takes. Legend: M1, N1, K1 in fractals of 16.
 #pragma once
+#include "fractals.h"
 #include "kernel_operator.h"
 
 namespace megatron_ext {
 
-constexpr uint32_t kCubeFractal = MEGATRON_EXT_FRACTAL;
-constexpr uint32_t kCubeFractalElements = kCubeFractal * kCubeFractal;
-constexpr uint32_t kCubeOrderedFractals = 10;  // of c: from there on the hardware orders one Mmad after the other
-constexpr uint32_t kCubeL0Elements = 16384;  // half of L0A or L0B, so that loading overlaps with multiplying
+constexpr uint32_t kAttentionL0Elements = 16384;  // half of L0A or L0B, so that loading overlaps with multiplying
 
 // rows x columns of a matrix in global memory, whose rows are `stride` apart, to NZ in L1 with `height` rows, every `step`-th one from dst on.
 template <typename T>
-__aicore__ inline void CubeLoadRows(const AscendC::LocalTensor<T>& dst, const AscendC::GlobalTensor<T>& src, int64_t rows, int64_t columns,
-                                    int64_t stride, int64_t height, int64_t step = 1) {
+__aicore__ inline void AttentionLoadRows(const AscendC::LocalTensor<T>& dst, const AscendC::GlobalTensor<T>& src, int64_t rows, int64_t columns,
+                                         int64_t stride, int64_t height, int64_t step = 1) {
     AscendC::DataCopy(dst, src, AscendC::Nd2NzParams(1, uint16_t(rows), uint16_t(columns), 0, uint16_t(stride), uint16_t(height), uint16_t(step), 0));
 }
 
-// How an operand lies in L1: kRows as rows of k (for b: columns of k), kTransposed as rows of m (for b: rows of n).
-enum class CubeOperand { kRows, kTransposed };
+// How an operand lies in L1: as rows of m or n whose columns run along k, or as rows of k whose columns run along m or n.
+enum class AttentionOperand { kColumnsAreK, kRowsAreK };
 
 template <typename T>
-class CubeProduct {
+class AttentionProduct {
  public:
     __aicore__ inline void Init(AscendC::TPipe* pipe) {
-        pipe->InitBuffer(a_, 2, kCubeL0Elements * sizeof(T));
-        pipe->InitBuffer(b_, 2, kCubeL0Elements * sizeof(T));
+        pipe->InitBuffer(a_, 2, kAttentionL0Elements * sizeof(T));
+        pipe->InitBuffer(b_, 2, kAttentionL0Elements * sizeof(T));
     }
 
     // first: c starts at +0; otherwise its accumulators continue.
-    template <CubeOperand a_form, CubeOperand b_form>
+    template <AttentionOperand a_form, AttentionOperand b_form>
     __aicore__ inline void Multiply(const AscendC::LocalTensor<float>& c, const AscendC::LocalTensor<T>& a, const AscendC::LocalTensor<T>& b,
                                     uint32_t m, uint32_t n, uint32_t k, bool first) {
-        LoadA<a_form>(a, m / kCubeFractal, k / kCubeFractal);
+        LoadA<a_form>(a, m / kSide, k / kSide);
         AscendC::LocalTensor<T> left = a_.template DeQue<T>();
-        const uint32_t chunk = kCubeL0Elements / k / kCubeFractal * kCubeFractal;
+        const uint32_t chunk = kAttentionL0Elements / k / kSide * kSide;
         for (uint32_t at = 0; at < n; at += chunk) {
             const uint32_t columns = n - at < chunk ? n - at : chunk;
-            LoadB<b_form>(b, n / kCubeFractal, k / kCubeFractal, at / kCubeFractal, columns / kCubeFractal);
+            LoadB<b_form>(b, n / kSide, k / kSide, at / kSide, columns / kSide);
             AscendC::LocalTensor<T> right = b_.template DeQue<T>();
-            if (!first && m / kCubeFractal * (columns / kCubeFractal) < kCubeOrderedFractals)
+            if (!first && m / kSide * (columns / kSide) < kMmadOrderedFrom)
                 AscendC::PipeBarrier<PIPE_M>();
             AscendC::Mmad(c[at * m], left, right, AscendC::MmadParams(uint16_t(m), uint16_t(columns), uint16_t(k), 0, false, first));
             b_.FreeTensor(right);
@@ -50,12 +48,12 @@ class CubeProduct {
     AscendC::TQue<AscendC::TPosition::A2, 2> a_;
     AscendC::TQue<AscendC::TPosition::B2, 2> b_;
 
-    template <CubeOperand form>
+    template <AttentionOperand form>
     __aicore__ inline void LoadA(const AscendC::LocalTensor<T>& a, uint32_t m1, uint32_t k1) {
         AscendC::LocalTensor<T> to = a_.template AllocTensor<T>();
         for (uint32_t i = 0; i < m1; ++i) {
-            const AscendC::LocalTensor<T> row = to[i * k1 * kCubeFractalElements];
-            if constexpr (form == CubeOperand::kRows)
+            const AscendC::LocalTensor<T> row = to[i * k1 * kFractalSize];
+            if constexpr (form == AttentionOperand::kColumnsAreK)
                 AscendC::LoadData(row, a, AscendC::LoadData2DParams(uint16_t(i), uint8_t(k1), uint16_t(m1), 0, 0, false, 0));
             else
                 AscendC::LoadData(row, a, AscendC::LoadData2DParams(uint16_t(i * k1), uint8_t(k1), 1, 0, 0, true, 0));
@@ -63,12 +61,12 @@ class CubeProduct {
         a_.EnQue(to);
     }
 
-    template <CubeOperand form>
+    template <AttentionOperand form>
     __aicore__ inline void LoadB(const AscendC::LocalTensor<T>& b, uint32_t n1, uint32_t k1, uint32_t first, uint32_t count) {
         AscendC::LocalTensor<T> to = b_.template AllocTensor<T>();
         for (uint32_t i = 0; i < k1; ++i) {
-            const AscendC::LocalTensor<T> row = to[i * count * kCubeFractalElements];
-            if constexpr (form == CubeOperand::kRows)
+            const AscendC::LocalTensor<T> row = to[i * count * kFractalSize];
+            if constexpr (form == AttentionOperand::kColumnsAreK)
                 AscendC::LoadData(row, b, AscendC::LoadData2DParams(uint16_t(i * n1 + first), uint8_t(count), 1, 0, 0, false, 0));
             else
                 AscendC::LoadDataWithTranspose(
