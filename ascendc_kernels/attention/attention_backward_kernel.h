@@ -348,7 +348,7 @@ class AttentionBackwardVector {
         AscendC::Duplicate(delta, 0.0f, int32_t(rows));
         for (uint32_t c = 0; c < dim_; c += kRepeat) {
             AscendC::PipeBarrier<PIPE_V>();
-            AscendC::WholeReduceSum<float>(part, terms_[c], int32_t(kRepeat), int32_t(rows), 1, 1, int32_t(width / kBlock));
+            AscendC::ReduceRepeat<AscendC::ReduceType::SUM>(part, terms_[c], int32_t(kRepeat), int32_t(rows), 1, 1, int32_t(width / kBlock));
             AscendC::PipeBarrier<PIPE_V>();
             AscendC::Add(delta, delta, part, int32_t(rows));
         }

@@ -9,7 +9,7 @@ __aicore__ inline int64_t AttentionMin(int64_t a, int64_t b) { return a < b ? a 
 __aicore__ inline int64_t AttentionMax(int64_t a, int64_t b) { return a > b ? a : b; }
 __aicore__ inline int64_t AttentionRound(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// Keys [first, last) that a row sees: alignment 1, the visible set.
+// Alignment 1, the visible set: keys [first, last) that a row sees.
 struct AttentionVisible {
     int64_t first, last;
 };
@@ -65,6 +65,7 @@ class AttentionCursor {
         next_ = AscendC::GetBlockIdx() / AscendC::GetTaskRatio();
     }
 
+    // Alignment 3, block rhythm: tiles of kv_tile keys, anchored at position 0 of the sequence, in ascending order.
     __aicore__ inline bool Advance() {
         first_tile = number < 0 || last_tile;
         if (first_tile) {

@@ -218,7 +218,7 @@ class AttentionVector {
     }
 
  private:
-    static constexpr uint32_t kRepeat = MEGATRON_EXT_ROW_SUM_BLOCK;  // fp32 lanes of a repeat, which WholeReduceSum adds as one tree
+    static constexpr uint32_t kRepeat = MEGATRON_EXT_ROW_SUM_BLOCK;  // fp32 lanes of a repeat, which ReduceRepeat adds as one tree
     static constexpr uint32_t kBlock = 8;                            // fp32 lanes of a DataBlock
     static constexpr uint32_t kMaxRows = 64, kStats = 9;
     // Below every score. Finite, so that a tile that a row does not see changes nothing: its factor is exp(0) = 1, its probabilities are +0.
@@ -259,7 +259,7 @@ class AttentionVector {
         AscendC::Duplicate(output, 0.0f, int32_t(rows_ * dim_));
     }
 
-    // Alignments 2 and 3, reduce order and block rhythm: one step per tile of B keys, sums in blocks of 64 lanes, one after another.
+    // Alignment 3, block rhythm: one step of the online softmax per tile of B keys.
     __aicore__ inline void Softmax(const AttentionCursor& at) {
         const AscendC::LocalTensor<float> alpha = alpha_[at.number % 2];
         AscendC::LocalTensor<float> s = in_scores_.template AllocTensor<float>();
@@ -290,8 +290,8 @@ class AttentionVector {
     // new_maximum = max(maximum, scores)
     __aicore__ inline void NewMaximum(const AscendC::LocalTensor<float>& s) {
         for (uint32_t c = 0; c < tile_; c += kRepeat) {
-            AscendC::WholeReduceMax<float>(part_, s[c], int32_t(kRepeat), int32_t(rows_), 1, 1, int32_t(tile_ / kBlock),
-                                           AscendC::ReduceOrder::ORDER_ONLY_VALUE);
+            AscendC::ReduceRepeat<AscendC::ReduceType::MAX>(part_, s[c], int32_t(kRepeat), int32_t(rows_), 1, 1, int32_t(tile_ / kBlock),
+                                                            AscendC::ReduceOrder::ORDER_ONLY_VALUE);
             AscendC::PipeBarrier<PIPE_V>();
             AscendC::Max(new_maximum_, c == 0 ? maximum_ : new_maximum_, part_, int32_t(rows_));
             AscendC::PipeBarrier<PIPE_V>();
@@ -309,11 +309,11 @@ class AttentionVector {
         AscendC::CrossCoreSetFlag<2, PIPE_MTE3>(kProbabilitiesReady);
     }
 
-    // sum += probabilities of the tile: the tree of a repeat, then repeats in order.
+    // Alignment 2, reduce order: sum += probabilities of the tile, the tree of a repeat, then repeats in order.
     __aicore__ inline void AddSums(const AscendC::LocalTensor<float>& s) {
-        AscendC::WholeReduceSum<float>(part_, s, int32_t(kRepeat), int32_t(rows_), 1, 1, int32_t(tile_ / kBlock));
+        AscendC::ReduceRepeat<AscendC::ReduceType::SUM>(part_, s, int32_t(kRepeat), int32_t(rows_), 1, 1, int32_t(tile_ / kBlock));
         for (uint32_t c = kRepeat; c < tile_; c += kRepeat) {
-            AscendC::WholeReduceSum<float>(new_maximum_, s[c], int32_t(kRepeat), int32_t(rows_), 1, 1, int32_t(tile_ / kBlock));
+            AscendC::ReduceRepeat<AscendC::ReduceType::SUM>(new_maximum_, s[c], int32_t(kRepeat), int32_t(rows_), 1, 1, int32_t(tile_ / kBlock));
             AscendC::PipeBarrier<PIPE_V>();
             AscendC::Add(part_, part_, new_maximum_, int32_t(rows_));
         }

@@ -93,8 +93,8 @@ struct Scratch {
     State split, total;
 };
 
-// One online-softmax step of a row over whole blocks of 64 scores, which become probabilities; the row sees [first, last) of them. Returns the
-// factor of the old accumulator.
+// Alignments 2 and 3, reduce order and block rhythm: one online-softmax step of a row over whole blocks of 64 scores, which become probabilities and
+// are summed as a tree each, one after another. The row sees [first, last) of them. Returns the factor of the old accumulator.
 inline float softmax_step(float* s, Index n, Index first, Index last, float scale, float& m, float& l) {
     std::fill(s, s + first, kNegativeInfinity);
     std::fill(s + last, s + n, kNegativeInfinity);

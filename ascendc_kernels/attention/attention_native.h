@@ -47,13 +47,13 @@ inline void pack_all_natural(float* panels, const T* const* rows, Index length, 
 
 // ---- products
 
-// c[rows][columns] += a[rows][length] x panels [columns / 16][length][16].
+// Alignment 2, reduce order: one accumulator through k (tiles.h). c[rows][columns] += a[rows][length] x panels [columns / 16][length][16].
 inline void panel_product(MmadOrder order, bool exact, const float* a, Index a_stride, Index rows, const float* panels, Index length, Index columns,
                           float* c, Index c_stride) {
     for (Index n = 0; n < columns; n += kPanel) tiles(order, exact, a, a_stride, rows, panels + n * length, length, c + n, c_stride);
 }
 
-// Rounds fp32 values to T in place and remembers how large they are: the smallest that is not zero, minus one, and the largest, as bits.
+// Alignment 4, precision: rounds fp32 values to T, nearest even, in place, and remembers how large they are: the smallest that is not zero, minus one, and the largest, as bits.
 class Rounding {
  public:
     template <typename T>
@@ -79,8 +79,9 @@ class Rounding {
     uint32_t low_ = ~uint32_t(0), high_ = 0;
 };
 
-// ---- alignment 1, the visible set: keys [first, last) of a row
+// ---- visible keys
 
+// Alignment 1, the visible set: keys [first, last) of a row.
 struct Visible {
     Index first, last;
 };

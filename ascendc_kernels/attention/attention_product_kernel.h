@@ -25,7 +25,7 @@ class AttentionProduct {
         pipe->InitBuffer(b_, 2, kAttentionL0Elements * sizeof(T));
     }
 
-    // first: c starts at +0; otherwise its accumulators continue.
+    // Alignment 2, reduce order: one accumulator through k, in one Mmad. first: c starts at +0; otherwise its accumulators continue.
     template <AttentionOperand a_form, AttentionOperand b_form>
     __aicore__ inline void Multiply(const AscendC::LocalTensor<float>& c, const AscendC::LocalTensor<T>& a, const AscendC::LocalTensor<T>& b,
                                     uint32_t m, uint32_t n, uint32_t k, bool first) {

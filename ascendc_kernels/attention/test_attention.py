@@ -1,7 +1,9 @@
 """attention_varlen, attention_paged and the gradient: the bits of reference/attention.py on every implementation; a row's bits do not depend on
 its neighbours, its chunk or its pages; accuracy; refusals; registration."""
 
+import contextlib
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -102,6 +104,14 @@ def paged(k, v, kv_lens, page: int, seed: int = 0) -> Cache:
     return Cache(*caches, tables)
 
 
+@contextlib.contextmanager
+def threads(count: int):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(before)
+
+
 def exercise() -> None:
     """Every kernel of the folder, over several tiles of every loop: several items of a block, splits, a window, narrow and wide heads."""
     for lengths, heads, key_heads, dim, rules in (
@@ -109,29 +119,43 @@ def exercise() -> None:
     ):  # fmt: skip
         q, k, v = inputs(lengths, heads, key_heads, dim)
         op.attention_varlen(q, k, v, offsets(lengths), scale_of(q), *rules.arguments())
-    for lengths, heads, key_heads, dim in (([150, 20], 2, 1, 64), ([150], 2, 1, 16), ([70], 2, 2, 192)):
+    # With many blocks some have queries only, and add product to product with nothing in between.
+    for lengths, heads, key_heads, dim, blocks in (([150, 20], 2, 1, 64, 1), ([150], 2, 1, 16, 8), ([70], 2, 2, 192, 1)):
         q, k, v = inputs(lengths, heads, key_heads, dim)
         lse = torch.full(q.shape[:2], 5.0)
-        op.attention_backward(normal(*q.shape, seed=4), q, k, v, normal(*q.shape, seed=5), lse, offsets(lengths), scale_of(q))
+        with threads(blocks):
+            op.attention_backward(normal(*q.shape, seed=4), q, k, v, normal(*q.shape, seed=5), lse, offsets(lengths), scale_of(q))
 
 
-# The reference takes a second for some thousand rows, so lengths are short where they may be.
+# ---- the bits of the reference. It takes a second for some thousand rows, so lengths are short where they may be, and its results are kept for all
+# implementations.
+
+
+@functools.cache
+def varlen_example(lengths: tuple, heads: int, key_heads: int, dim: int, dtype: torch.dtype, rules: Rules) -> tuple:
+    q, k, v = inputs(lengths, heads, key_heads, dim, dtype)
+    return (q, k, v), expected_varlen(q, k, v, lengths, rules)
+
+
+def check_varlen(lengths, heads, key_heads, dim, rules: Rules, dtype=torch.bfloat16) -> None:
+    (q, k, v), expected = varlen_example(lengths, heads, key_heads, dim, dtype, rules)
+    assert_same(op.attention_varlen(q, k, v, offsets(lengths), scale_of(q), *rules.arguments()), expected)
+
+
 SHAPES = [  # lengths, query heads, key heads, head size
-    ([1], 2, 2, 64),
-    ([127, 2], 2, 1, 96),
-    ([130, 1, 0, 17], 4, 2, 128),
-    ([129], 2, 1, 192),
-    ([140], 3, 3, 256),
-    ([37, 128], 14, 2, 64),
-    ([20], 2, 1, 16),
+    ((1,), 2, 2, 64),
+    ((127, 2), 2, 1, 96),
+    ((130, 1, 0, 17), 4, 2, 128),
+    ((129,), 2, 1, 192),
+    ((140,), 3, 3, 256),
+    ((37, 128), 14, 2, 64),
+    ((20,), 2, 1, 16),
 ]
 
 
 @pytest.mark.parametrize(("lengths", "heads", "key_heads", "dim"), SHAPES)
 def test_varlen(implementation, mmad_order, lengths, heads, key_heads, dim):
-    q, k, v = inputs(lengths, heads, key_heads, dim)
-    rules = Rules(order=mmad_order)
-    assert_same(op.attention_varlen(q, k, v, offsets(lengths), scale_of(q), *rules.arguments()), expected_varlen(q, k, v, lengths, rules))
+    check_varlen(lengths, heads, key_heads, dim, Rules(order=mmad_order))
 
 
 RULES = [
@@ -142,47 +166,78 @@ RULES = [
 
 @pytest.mark.parametrize("rules", RULES, ids=str)
 def test_rules(implementation, dtype, rules):
-    lengths = [200, 3]
-    q, k, v = inputs(lengths, 4, 2, 64, dtype)
-    assert_same(op.attention_varlen(q, k, v, offsets(lengths), scale_of(q), *rules.arguments()), expected_varlen(q, k, v, lengths, rules))
+    check_varlen((200, 3), 4, 2, 64, rules, dtype)
 
 
-def test_order_revealing_values(implementation, mmad_order, dtype):
-    """Large values cancel, so that any other order shows; products that fp32 cannot hold are met as well."""
-    lengths, rules = [150], Rules(order=mmad_order)
-    for values in (revealing, lambda *shape, **kw: revealing(*shape, large=3e-30 if dtype == torch.bfloat16 else 3e-7, **kw)):
-        q, k = (x * 2.0**-6 for x in inputs(lengths, 2, 1, 64, dtype)[:2])
-        v = values(150, 1, 64, dtype=dtype, seed=5)
-        assert_same(op.attention_varlen(q, k, v, offsets(lengths), scale_of(q), *rules.arguments()), expected_varlen(q, k, v, lengths, rules))
-        q, k = (revealing(150, h, 64, dtype=dtype, seed=7, large=300.0) for h in (2, 1))
-        assert_same(op.attention_varlen(q, k, v, offsets(lengths), scale_of(q), *rules.arguments()), expected_varlen(q, k, v, lengths, rules))
+@functools.cache
+def paged_example(counts: tuple, kv_lens: tuple, heads: int, key_heads: int, dim: int, page: int, dtype: torch.dtype, rules: Rules) -> tuple:
+    q, (_, k, v) = normal(sum(counts), heads, dim, dtype=dtype, seed=9), inputs(kv_lens, heads, key_heads, dim, dtype)
+    parts = [expected_sequence(*sequence, rules) for sequence in zip(q.split(counts), k.split(kv_lens), v.split(kv_lens), strict=True)]
+    return q, paged(k, v, kv_lens, page), [torch.cat(x) for x in zip(*parts, strict=True)]
 
 
-PAGED = [  # query lengths, kv lengths
-    ([1, 1, 1], [1, 128, 129]),
-    ([5, 1, 0, 130], [140, 200, 40, 130]),
+def check_paged(counts, kv_lens, heads, key_heads, dim, page, rules: Rules, dtype=torch.bfloat16) -> None:
+    q, cache, expected = paged_example(counts, kv_lens, heads, key_heads, dim, page, dtype, rules)
+    lens = torch.tensor(kv_lens).int()
+    assert_same(op.attention_paged(q, cache.k, cache.v, cache.tables, offsets(counts), lens, scale_of(q), *rules.arguments()), expected)
+
+
+PAGED = [  # query lengths, lengths, query heads, key heads, head size, page
+    ((1, 1, 1, 1), (1, 128, 129, 255), 14, 2, 64, 16),
+    ((5, 1, 0, 130), (140, 200, 40, 130), 4, 2, 64, 128),
+    ((2, 1), (130, 3), 2, 1, 96, 32),
+    ((1, 1), (127, 140), 8, 1, 128, 64),
+    ((1,), (131,), 2, 1, 192, 128),
+    ((3, 1), (3, 129), 3, 3, 256, 16),
 ]
 
 
-@pytest.mark.parametrize("page", [16, 128])
-@pytest.mark.parametrize(("counts", "kv_lens"), PAGED)
-def test_paged_with_poisoned_slots(implementation, mmad_order, counts, kv_lens, page):
-    rules = Rules(order=mmad_order)
-    q, (_, k, v) = normal(sum(counts), 4, 64, seed=9), inputs(kv_lens, 4, 2, 64)
-    cache = paged(k, v, kv_lens, page)
-    found = op.attention_paged(q, cache.k, cache.v, cache.tables, offsets(counts), torch.tensor(kv_lens).int(), scale_of(q), *rules.arguments())
-    parts = [expected_sequence(*sequence, rules) for sequence in zip(q.split(counts), k.split(kv_lens), v.split(kv_lens), strict=True)]
-    assert_same(found, [torch.cat(x) for x in zip(*parts, strict=True)])
+@pytest.mark.parametrize(("counts", "kv_lens", "heads", "key_heads", "dim", "page"), PAGED)
+def test_paged_with_poisoned_slots(implementation, mmad_order, counts, kv_lens, heads, key_heads, dim, page):
+    check_paged(counts, kv_lens, heads, key_heads, dim, page, Rules(order=mmad_order))
 
 
 @pytest.mark.parametrize("rules", [Rules(window=40), Rules(kv_split=128), Rules(causal=False)], ids=str)
 def test_paged_rules(implementation, rules):
-    counts, kv_lens = [3, 1], [180, 300]
-    q, (_, k, v) = normal(sum(counts), 2, 64, seed=9), inputs(kv_lens, 2, 1, 64)
-    cache = paged(k, v, kv_lens, 32)
-    found = op.attention_paged(q, cache.k, cache.v, cache.tables, offsets(counts), torch.tensor(kv_lens).int(), scale_of(q), *rules.arguments())
-    parts = [expected_sequence(*sequence, rules) for sequence in zip(q.split(counts), k.split(kv_lens), v.split(kv_lens), strict=True)]
-    assert_same(found, [torch.cat(x) for x in zip(*parts, strict=True)])
+    check_paged((3, 1), (180, 300), 2, 1, 64, 32, rules)
+
+
+MANY = tuple(range(1, 256, 4))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("counts", "kv_lens"), [
+    ((1,) * 65, (*MANY, 20_000)), (tuple(1 + n % 3 for n in MANY), tuple(3 + n for n in MANY)), ((130,), (20_000,)),
+])  # fmt: skip
+def test_long_and_many(implementation, counts, kv_lens):
+    """64 sequences of mixed lengths; decode and a chunk over 20,000 keys."""
+    check_paged(counts, kv_lens, 2, 1, 64, 32, Rules())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("rules", [Rules(order=order, kv_tile=tile) for order in MMAD_ORDERS for tile in (64, 128)], ids=str)
+@pytest.mark.parametrize("dim", [64, 96, 128, 192, 256])
+@pytest.mark.parametrize(("heads", "key_heads"), [(14, 2), (8, 1), (3, 3)])
+def test_every_head_size(implementation, dtype, dim, heads, key_heads, rules):
+    check_varlen((127, 1, 258), heads, key_heads, dim, rules, dtype)
+    check_paged((1, 2, 40, 1), (129, 256, 300, 1), heads, key_heads, dim, 64, rules, dtype)
+
+
+@functools.cache
+def revealing_examples(dtype: torch.dtype, rules: Rules) -> list[tuple]:
+    """Large values cancel, in the values or in the scores; products that fp32 cannot hold are met as well."""
+    q, k = (x * 2.0**-6 for x in inputs((150,), 2, 1, 64, dtype)[:2])
+    large_q, large_k = (revealing(150, heads, 64, dtype=dtype, seed=7, large=300.0) for heads in (2, 1))
+    v = revealing(150, 1, 64, dtype=dtype, seed=5)
+    tiny_v = revealing(150, 1, 64, dtype=dtype, seed=5, large=3e-30 if dtype == torch.bfloat16 else 3e-7)
+    calls = [(q, k, v), (q, k, tiny_v), (large_q, large_k, v), (large_q, large_k, tiny_v)]
+    return [(call, expected_varlen(*call, (150,), rules)) for call in calls]
+
+
+def test_order_revealing_values(implementation, mmad_order, dtype):
+    rules = Rules(order=mmad_order)
+    for call, expected in revealing_examples(dtype, rules):
+        assert_same(op.attention_varlen(*call, offsets([150]), 0.125, *rules.arguments()), expected)
 
 
 def test_layouts_of_both_engines(implementation):
@@ -202,7 +257,7 @@ def test_layouts_of_both_engines(implementation):
 
 
 def test_a_row_does_not_depend_on_its_call(implementation):
-    """Decode, every chunking of a prefill, training alone and packed, other neighbours: the same bits."""
+    """Decode, every chunking of a prefill, training alone and packed, neighbours that grow by one: the same bits."""
     length, heads, key_heads, dim = 200, 4, 2, 64
     q, k, v = inputs([length], heads, key_heads, dim)
     whole = op.attention_varlen(q, k, v, offsets([length]), scale_of(q))
@@ -211,82 +266,104 @@ def test_a_row_does_not_depend_on_its_call(implementation):
         packed = [torch.cat([near[0][i], x, near[1][i]]) for i, x in enumerate((q, k, v))]
         found = op.attention_varlen(*packed, offsets([before, length, after]), scale_of(q))
         assert_same([x[before : before + length] for x in found], whole, f"packed after {before}")
-    for page in (16, 64):
-        other_k, other_v = inputs([77], heads, key_heads, dim, seed=9)[1:]
-        for chunk in (1, 63, 128):
-            for first in range(0, length, chunk) if chunk > 1 else (0, 127, 128, 199):
-                last = min(first + chunk, length)
-                cache = paged(torch.cat([k[:last], other_k]), torch.cat([v[:last], other_v]), [last, 77], page)
-                rows = torch.cat([q[first:last], q[:1]])
-                lens = torch.tensor([last, 77]).int()
-                found = op.attention_paged(rows, cache.k, cache.v, cache.tables, offsets([last - first, 1]), lens, scale_of(q))
-                assert_same([x[:-1] for x in found], [x[first:last] for x in whole], f"rows {first} to {last}, pages of {page}")
+    for page, neighbour in ((16, 77), (64, 78)):
+        other_k, other_v = inputs([neighbour], heads, key_heads, dim, seed=9)[1:]
+        for first, last in ((0, 1), (127, 128), (128, 129), (199, 200), (0, 63), (63, 126), (126, 200), (0, 128), (128, 200), (0, 200)):
+            cache = paged(torch.cat([k[:last], other_k]), torch.cat([v[:last], other_v]), [last, neighbour], page)
+            rows, lens = torch.cat([q[first:last], q[:1]]), torch.tensor([last, neighbour]).int()
+            found = op.attention_paged(rows, cache.k, cache.v, cache.tables, offsets([last - first, 1]), lens, scale_of(q))
+            assert_same([x[:-1] for x in found], [x[first:last] for x in whole], f"rows {first} to {last}, pages of {page}")
+    cache = paged(k, v, [length], 16)  # a warm prefix: two sequences share their pages
+    rows, lens = torch.cat([q[-1:], q[128:]]), torch.tensor([length, length]).int()
+    found = op.attention_paged(rows, cache.k, cache.v, cache.tables.repeat(2, 1), offsets([1, 72]), lens, scale_of(q))
+    assert_same(found, [torch.cat([x[-1:], x[128:]]) for x in whole], "shared pages")
 
 
-@pytest.mark.parametrize(("lengths", "heads", "key_heads", "dim"), [([1, 130, 0, 17], 4, 2, 64), ([127], 2, 1, 128), ([70], 2, 2, 256), ([40], 3, 1, 96)])
+@functools.cache
+def backward_example(lengths: tuple, heads: int, key_heads: int, dim: int, dtype: torch.dtype, rules: Rules) -> tuple:
+    (q, k, v), (out, lse) = varlen_example(lengths, heads, key_heads, dim, dtype, rules)
+    d_out = normal(*q.shape, dtype=dtype, seed=11)
+    return (d_out, q, k, v, out, lse), expected_backward(d_out, q, k, v, out, lse, lengths, rules)
+
+
+def check_backward(lengths, heads, key_heads, dim, rules: Rules, dtype=torch.bfloat16) -> None:
+    operands, expected = backward_example(lengths, heads, key_heads, dim, dtype, rules)
+    found = op.attention_backward(*operands, offsets(lengths), scale_of(operands[1]), *rules.arguments()[:4])
+    for name, a, b in zip(("dq", "dk", "dv"), found, expected, strict=True):
+        assert_same_bits(a, b, name)
+
+
+BACKWARD = [((1, 130, 0, 17), 4, 2, 64), ((127,), 2, 1, 128), ((33,), 2, 1, 192), ((70,), 2, 2, 256), ((40,), 3, 1, 96), ((66,), 14, 2, 64)]
+
+
+@pytest.mark.parametrize(("lengths", "heads", "key_heads", "dim"), BACKWARD)
 def test_backward(implementation, mmad_order, lengths, heads, key_heads, dim):
     check_backward(lengths, heads, key_heads, dim, Rules(order=mmad_order))
 
 
 @pytest.mark.parametrize("rules", [Rules(kv_tile=64), Rules(window=50), Rules(causal=False, kv_tile=64)], ids=str)
 def test_backward_rules(implementation, dtype, rules):
-    check_backward([150, 5], 2, 1, 64, rules, dtype)
+    check_backward((150, 5), 2, 1, 64, rules, dtype)
 
 
-def check_backward(lengths, heads, key_heads, dim, rules: Rules, dtype=torch.bfloat16) -> None:
-    q, k, v = inputs(lengths, heads, key_heads, dim, dtype)
-    d_out = normal(*q.shape, dtype=dtype, seed=11)
-    out, lse = expected_varlen(q, k, v, lengths, rules)
+@pytest.mark.full
+@pytest.mark.parametrize("dim", [64, 96, 128, 192, 256])
+@pytest.mark.parametrize("rules", [*(Rules(order=order) for order in MMAD_ORDERS), Rules(window=129), Rules(causal=False)], ids=str)
+def test_backward_of_every_head_size(implementation, dtype, dim, rules):
+    check_backward((257, 1, 127), 14, 2, dim, rules, dtype)
+
+
+@pytest.mark.full
+def test_backward_of_many_sequences(implementation):
+    check_backward(MANY, 2, 1, 64, Rules())
+
+
+def test_threads_do_not_show(threaded, mmad_order):
+    lengths, order = [300, 129, 1], MMAD_ORDERS.index(mmad_order)
+    q, k, v = inputs(lengths, 4, 2, 64)
+    d_out, cache, lens = normal(*q.shape, seed=4), paged(k, v, lengths, 128), torch.tensor(lengths).int()
+    last = offsets(lengths)[1:].long() - 1
+
+    def run():
+        out, lse = op.attention_varlen(q, k, v, offsets(lengths), scale_of(q), 128, order)
+        decoded = op.attention_paged(q[last], cache.k, cache.v, cache.tables, offsets([1, 1, 1]), lens, scale_of(q), 128, order)
+        return out, lse, *decoded, *op.attention_backward(d_out, q, k, v, out, lse, offsets(lengths), scale_of(q), 128, order)
+
+    results = threaded(run)
+    for count, found in results.items():
+        for i, (a, b) in enumerate(zip(found, results[1], strict=True)):
+            assert_same_bits(a, b, f"result {i} with {count} threads")
+
+
+GENERATED = {
+    "group": st.integers(1, 3), "key_heads": st.integers(1, 2), "dim": st.sampled_from([16, 48, 64, 80]), "order": st.sampled_from(MMAD_ORDERS),
+    "window": st.sampled_from([None, 1, 37, 200]), "seed": st.integers(0, 2**31),
+}  # fmt: skip
+
+
+@settings(max_examples=20, deadline=None)
+@given(lengths=st.lists(st.integers(0, 150), min_size=1, max_size=4), **GENERATED)
+def test_generated(lengths, group, key_heads, dim, order, window, seed):
+    q, k, v = inputs(lengths, group * key_heads, key_heads, dim, seed=seed)
+    rules, d_out = Rules(order=order, window=window), normal(sum(lengths), group * key_heads, dim, seed=seed + 1)
+    out, lse = op.attention_varlen(q, k, v, offsets(lengths), scale_of(q), *rules.arguments())
+    assert_same((out, lse), expected_varlen(q, k, v, lengths, rules))
     found = op.attention_backward(d_out, q, k, v, out, lse, offsets(lengths), scale_of(q), *rules.arguments()[:4])
     for name, a, b in zip(("dq", "dk", "dv"), found, expected_backward(d_out, q, k, v, out, lse, lengths, rules), strict=True):
         assert_same_bits(a, b, name)
 
 
-def test_threads_do_not_show(threaded, mmad_order):
-    lengths = [300, 129, 1]
-    q, k, v = inputs(lengths, 4, 2, 64)
-    d_out, order = normal(*q.shape, seed=4), MMAD_ORDERS.index(mmad_order)
-
-    def run():
-        out, lse = op.attention_varlen(q, k, v, offsets(lengths), scale_of(q), 128, order)
-        return out, lse, *op.attention_backward(d_out, q, k, v, out, lse, offsets(lengths), scale_of(q), 128, order)
-
-    results = threaded(run)
-    for threads, found in results.items():
-        for i, (a, b) in enumerate(zip(found, results[1], strict=True)):
-            assert_same_bits(a, b, f"result {i} with {threads} threads")
-
-
-def test_long_and_many(implementation):
-    """One decode row over 20,000 keys, and 64 sequences of mixed lengths, in one call."""
-    kv_lens = [*range(1, 256, 4), 20_000] if implementation[1] == "fast" else [5, 2_000]
-    q, (_, k, v) = normal(len(kv_lens), 2, 64, seed=9), inputs(kv_lens, 2, 1, 64)
-    cache = paged_in_order(k, v, kv_lens)
-    found = op.attention_paged(q, cache.k, cache.v, cache.tables, offsets([1] * len(kv_lens)), torch.tensor(kv_lens).int(), scale_of(q))
-    parts = [expected_sequence(*sequence, Rules()) for sequence in zip(q.split(1), k.split(kv_lens), v.split(kv_lens), strict=True)]
+@settings(max_examples=20, deadline=None)
+@given(sequences=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 200)), min_size=1, max_size=4), page=st.sampled_from([16, 32, 64, 128]),
+       **GENERATED)  # fmt: skip
+def test_generated_pages(sequences, page, group, key_heads, dim, order, window, seed):
+    """sequences: rows and the keys before them."""
+    counts, kv_lens = [n for n, _ in sequences], [n + before for n, before in sequences]
+    q, (_, k, v) = normal(sum(counts), group * key_heads, dim, seed=seed), inputs(kv_lens, group * key_heads, key_heads, dim, seed=seed)
+    rules, cache = Rules(order=order, window=window), paged(k, v, kv_lens, page, seed=seed)
+    found = op.attention_paged(q, cache.k, cache.v, cache.tables, offsets(counts), torch.tensor(kv_lens).int(), scale_of(q), *rules.arguments())
+    parts = [expected_sequence(*sequence, rules) for sequence in zip(q.split(counts), k.split(kv_lens), v.split(kv_lens), strict=True)]
     assert_same(found, [torch.cat(x) for x in zip(*parts, strict=True)])
-
-
-def paged_in_order(k, v, kv_lens, page: int = 32) -> Cache:
-    """Like `paged`, sequence by sequence instead of key by key."""
-    pages = [-(-length // page) for length in kv_lens]
-    caches = [torch.full((sum(pages), page, *x.shape[1:]), NAN, dtype=x.dtype) for x in (k, v)]
-    tables, start, used = torch.zeros(len(kv_lens), max(pages), dtype=torch.int32), 0, 0
-    for b, length in enumerate(kv_lens):
-        tables[b, : pages[b]] = torch.arange(used, used + pages[b])
-        for cache, x in zip(caches, (k, v), strict=True):
-            cache[used : used + pages[b]].flatten(0, 1)[:length] = x[start : start + length]
-        start, used = start + length, used + pages[b]
-    return Cache(*caches, tables)
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(0, 150), min_size=1, max_size=4), st.integers(1, 3), st.integers(1, 2), st.sampled_from([16, 48, 64, 80]),
-       st.sampled_from(MMAD_ORDERS), st.sampled_from([None, 1, 37, 200]), st.integers(0, 2**31))  # fmt: skip
-def test_generated(lengths, group, key_heads, dim, order, window, seed):
-    q, k, v = inputs(lengths, group * key_heads, key_heads, dim, seed=seed)
-    rules = Rules(order=order, window=window)
-    assert_same(op.attention_varlen(q, k, v, offsets(lengths), scale_of(q), *rules.arguments()), expected_varlen(q, k, v, lengths, rules))
 
 
 def sdpa(q, k, v, causal: bool = True) -> torch.Tensor:
