@@ -34,12 +34,12 @@ struct Backward {
 // One matrix [n][dim] of a head: widened rows, and how large its values are.
 template <typename T>
 struct Head {
-    std::vector<float> rows;
+    Buffer rows;
     Extremes size;
 
     void load(const T* from, Index stride, Index n, Index dim) {
         Magnitudes seen;
-        rows.resize(n * dim);
+        rows.reserve(n * dim);
         for (Index i = 0; i < n; ++i) {
             seen.add(from + i * stride, dim);
             widen(from + i * stride, dim, rows.data() + i * dim);
@@ -52,9 +52,10 @@ template <typename T>
 struct BackwardScratch {
     Head<T> q, d_out;
     Extremes k_size, v_size;
-    std::vector<float> keys_transposed, values_transposed, keys;  // panels of every key tile
-    std::vector<float> queries, d_outs;                           // panels of one query tile
-    std::vector<float> p, ds, turned, delta, dq, dk, dv;
+    Buffer keys_transposed, values_transposed, keys;  // panels of every key tile
+    Buffer queries, d_outs;                           // panels of one query tile
+    Buffer p, ds, turned, delta;
+    std::vector<float> dq, dk, dv;
 };
 
 template <typename T>
@@ -74,8 +75,8 @@ class BackwardRun {
         load_keys();
         for (float* total : {call_.dk, call_.dv})
             for (Index i = 0; i < n_; ++i) std::fill_n(total + key_row(i), dim_, 0.0f);
-        room_.p.resize(tile_ * tile_), room_.ds.resize(tile_ * tile_), room_.turned.resize(tile_ * tile_);
-        room_.queries.resize(tile_ * dim_), room_.d_outs.resize(tile_ * dim_);
+        room_.p.reserve(tile_ * tile_), room_.ds.reserve(tile_ * tile_), room_.turned.reserve(tile_ * tile_);
+        room_.queries.reserve(tile_ * dim_), room_.d_outs.reserve(tile_ * dim_);
         for (Index g = 0; g < call_.group; ++g) {
             const Index head = head_ * call_.group + g;
             room_.q.load(call_.q + first_row_ * t.q_row + head * t.q_head, t.q_row, n_, dim_);
@@ -105,7 +106,7 @@ class BackwardRun {
     void load_keys() {
         const AttentionTiling& t = call_.tiling;
         const Index tiles = (n_ + tile_ - 1) / tile_;
-        for (std::vector<float>* panels : {&room_.keys_transposed, &room_.values_transposed, &room_.keys}) panels->resize(tiles * tile_ * dim_);
+        for (Buffer* panels : {&room_.keys_transposed, &room_.values_transposed, &room_.keys}) panels->reserve(tiles * tile_ * dim_);
         const T* k = call_.k + first_row_ * t.k.row + head_ * t.k.head;
         const T* v = call_.v + first_row_ * t.v.row + head_ * t.v.head;
         Magnitudes k_seen, v_seen;
@@ -122,11 +123,11 @@ class BackwardRun {
     }
 
     void load_delta(Index head) {
-        room_.delta.resize(n_);
+        room_.delta.reserve(n_);
         for (Index i = 0; i < n_; ++i) {
             const T* out = call_.out + query_row(i, head);
             const float* d_out = room_.d_out.rows.data() + i * dim_;
-            room_.delta[i] = row_sum(dim_, [&](Index d) { return d_out[d] * to_float(out[d]); });
+            room_.delta.data()[i] = row_sum(dim_, [&](Index d) { return d_out[d] * to_float(out[d]); });
         }
     }
 
@@ -171,7 +172,7 @@ class BackwardRun {
     void softmax_gradient(float* p, float* ds, Index row, Index start, Index columns, Index head, Rounding& p_size, Rounding& ds_size) const {
         const Visible seen = visible(call_.tiling, row, n_);
         const Index first = std::clamp<Index>(seen.first - start, 0, columns), last = std::clamp<Index>(seen.last - start, first, columns);
-        const float lse = call_.lse[(first_row_ + row) * call_.tiling.query_heads + head], delta = room_.delta[row];
+        const float lse = call_.lse[(first_row_ + row) * call_.tiling.query_heads + head], delta = room_.delta.data()[row];
         constexpr Index kStep = kTogether * kLanes;
         std::fill(p, p + first, kNegativeInfinity);
         std::fill(p + last, p + round_up(columns, kStep), kNegativeInfinity);

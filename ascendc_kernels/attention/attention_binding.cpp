@@ -106,6 +106,18 @@ AttentionTiling tiling_of(const at::Tensor& q, const at::Tensor& k, const at::Te
     return tiling;
 }
 
+// A tile of zeros, which pads what the kernels load. Standing memory on a CPU, where a decode call is short.
+struct Zeros {
+    at::Tensor owner;
+    const void* at;
+
+    Zeros(int64_t dim, const at::TensorOptions& options) {
+        alignas(64) static const uint16_t zeros[kAttentionMaxTile * kAttentionMaxHeadDim] = {};
+        if (!options.device().is_cpu()) owner = at::zeros({kAttentionMaxTile, dim}, options);
+        at = owner.defined() ? data(owner) : zeros;
+    }
+};
+
 // Query tiles of all sequences and key heads: at most one more per sequence than the rows fill.
 int64_t tiles_at_most(const AttentionTiling& tiling) {
     const int64_t group = tiling.query_heads / tiling.key_heads, queries = tiling.tile_rows / group;
@@ -119,12 +131,12 @@ std::tuple<at::Tensor, at::Tensor> run_forward(const at::Tensor& q, const at::Te
     const at::Tensor out = at::empty(q.sizes(), q.options());
     const at::Tensor lse = at::empty(q.sizes().slice(0, 2), q.options().dtype(at::kFloat));
     if (q.numel() == 0) return {out, lse};
-    const at::Tensor zeros = at::zeros({kAttentionMaxTile, tiling.head_dim}, q.options());
+    const Zeros zeros(tiling.head_dim, q.options());
     const int64_t blocks = cube_blocks(q.device(), tiles_at_most(tiling), tiling.tokens * tiling.query_heads * tiling.head_dim * kAttentionMaxTile);
     const at::Tensor workspace = at::empty({blocks * tiling.block_bytes}, q.options().dtype(at::kByte));
     const void *tables = block_tables ? data(*block_tables) : nullptr, *lens = kv_lens ? data(*kv_lens) : nullptr;
     kernels[q.scalar_type()].run(q.device(),
-                                 {data(q), data(k), data(v), tables, data(cu_query_lens), lens, data(zeros), mutable_data(out), mutable_data(lse),
+                                 {data(q), data(k), data(v), tables, data(cu_query_lens), lens, zeros.at, mutable_data(out), mutable_data(lse),
                                   mutable_data(workspace)},
                                  &tiling, blocks, Path::kNative, mmad_order);
     return {out, lse};
@@ -198,14 +210,15 @@ Gradients attention_backward(const at::Tensor& d_out, const at::Tensor& q, const
     const at::Tensor dq = at::empty(q.sizes(), fp32), dk = at::empty(k.sizes(), fp32), dv = at::empty(v.sizes(), fp32);
     if (q.numel() == 0) return {dq, dk, dv};
     const at::Tensor rows = regular(q), keys = regular(k), values = regular(v), gradient = d_out.contiguous(), output = out.contiguous();
-    const at::Tensor dense_lse = lse.contiguous(), zeros = at::zeros({kAttentionMaxTile, q.size(2)}, q.options());
+    const at::Tensor dense_lse = lse.contiguous();
+    const Zeros zeros(q.size(2), q.options());
     AttentionTiling tiling = tiling_of(rows, keys, values, offsets.size(0) - 1, settings);
     tiling.block_bytes = attention_backward_block_bytes();
     const int64_t pieces = (tiling.tokens / kAttentionBackwardStep + tiling.sequences) * tiling.query_heads;
     const int64_t blocks = cube_blocks(q.device(), pieces, tiling.tokens * tiling.query_heads * tiling.head_dim * kAttentionMaxTile);
     const at::Tensor delta = at::empty(lse.sizes(), fp32), workspace = at::empty({blocks * tiling.block_bytes}, q.options().dtype(at::kByte));
     kernels[q.scalar_type()].run(q.device(),
-                                 {data(gradient), data(rows), data(keys), data(values), data(output), data(dense_lse), data(offsets), data(zeros),
+                                 {data(gradient), data(rows), data(keys), data(values), data(output), data(dense_lse), data(offsets), zeros.at,
                                   mutable_data(dq), mutable_data(dk), mutable_data(dv), mutable_data(delta), mutable_data(workspace)},
                                  &tiling, blocks, Path::kNative, mmad_order);
     return {dq, dk, dv};

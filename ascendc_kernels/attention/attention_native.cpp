@@ -89,7 +89,7 @@ struct State {
 };
 
 struct Scratch {
-    std::vector<float> q, keys, values, scores, product;
+    Buffer q, keys, values, scores, product;
     State split, total;
 };
 
@@ -144,8 +144,8 @@ class HeadRun {
           first_position_(keys_ - call.queries(item.sequence) + item.first) {
         load_queries();
         const Index together = std::min(kRowsTogether, rows_);
-        room_.keys.resize((few_rows() ? kPanel : tile_) * dim_), room_.values.resize(tile_ * (few_rows() ? kPanel : dim_));
-        room_.scores.resize(together * tile_), room_.product.resize(together * dim_);
+        room_.keys.reserve((few_rows() ? kPanel : tile_) * dim_), room_.values.reserve(tile_ * (few_rows() ? kPanel : dim_));
+        room_.scores.reserve(together * tile_), room_.product.reserve(together * dim_);
         room_.split.clear(rows_, dim_);
         if (splits()) room_.total.clear(rows_, dim_);
     }
@@ -205,7 +205,7 @@ class HeadRun {
 
     void load_queries() {
         Magnitudes seen;
-        room_.q.resize(rows_ * dim_);
+        room_.q.reserve(rows_ * dim_);
         for (Index r = 0; r < rows_; ++r) {
             const T* from = query(r);
             seen.add(from, dim_);

@@ -12,6 +12,19 @@ namespace megatron_ext {
 
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 
+// Room that grows, and is written before it is read.
+class Buffer {
+ public:
+    void reserve(Index count) {
+        if (count > size_) data_ = room(size_ = count);
+    }
+    float* data() const { return data_.get(); }
+
+ private:
+    std::unique_ptr<float[]> data_;
+    Index size_ = 0;
+};
+
 // ---- panels [n / 16][length][16] of 16-bit rows that lie anywhere
 
 // panel[dim][16] with column j = rows[j].
