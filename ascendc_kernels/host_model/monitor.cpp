@@ -22,6 +22,16 @@ std::string core_name(int number) {
     return "block " + std::to_string(number / kCoresPerBlock) + ", " + kind;
 }
 
+void AccessMap::Interval::add_read(const AccessRecord& read) {
+    const auto of_its_pipe = [&](const AccessRecord& seen) { return seen.component == read.component; };
+    const auto last = std::find_if(reads.rbegin(), reads.rend(), of_its_pipe);
+    if (last == reads.rend()) return reads.push_back(read);
+    if (last->count == read.count) return;
+    const AccessRecord before = *last;
+    reads.erase(std::remove_if(reads.begin(), reads.end(), of_its_pipe), reads.end());
+    reads.insert(reads.end(), {before, read});
+}
+
 void AccessMap::split(uintptr_t at) {
     auto after = intervals_.upper_bound(at);
     if (after == intervals_.begin()) return;
@@ -94,12 +104,7 @@ void Monitor::require_order(Core& core, const AccessRecord& earlier, bool earlie
 void Monitor::read(Core& core, AccessMap& map, const Place& place) {
     map.cover(place.begin, place.end, [&](AccessMap::Interval& piece) {
         require_order(core, piece.write, true, false, place);
-        for (AccessRecord& seen : piece.reads)
-            if (seen.component == current_.record.component) {
-                seen = current_.record;
-                return;
-            }
-        piece.reads.push_back(current_.record);
+        piece.add_read(current_.record);
     });
 }
 

@@ -27,7 +27,9 @@ class AccessMap {
     struct Interval {
         uintptr_t end;
         AccessRecord write;
-        std::vector<AccessRecord> reads;
+        std::vector<AccessRecord> reads;  // of each pipe the last two, oldest first: the last may be by the instruction that now writes
+
+        void add_read(const AccessRecord& read);
     };
     // Calls visit(interval) on the intervals that exactly cover [begin, end); splits and creates intervals as needed.
     template <typename Visit>

@@ -3,6 +3,7 @@
 #include "native_call.h"
 #include "parallel.h"
 #include "softmax.h"
+#include "widen.h"
 
 namespace megatron_ext {
 namespace {
@@ -14,8 +15,8 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 template <typename Body>
 inline void over_rows(const KernelCall& call, const MaskedSoftmaxTiling& tiling, Index rows, Body body) {
     parallel_ranges(tiling.rows, call.threads, kWorkOfElement * tiling.rows * tiling.keys, [&](Index first, Index last) {
-        std::vector<float> room(rows * round_up(tiling.keys, kRowSumBlock));
-        for (Index row = first; row < last; ++row) body(row, room.data());
+        const std::unique_ptr<float[]> space = room(rows * round_up(tiling.keys, kRowSumBlock));
+        for (Index row = first; row < last; ++row) body(row, space.get());
     });
 }
 

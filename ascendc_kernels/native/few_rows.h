@@ -35,13 +35,38 @@ struct FewRows {
     }
 
  private:
+    static constexpr Index kLineValues = 64 / sizeof(T);
+
+    // Asks for the matrix line by line, 8 KB ahead of use: so much in flight, in the order of memory, keeps the memory busy; processors alone
+    // follow one such stream too late. Beyond the matrix the request is dropped.
+    class Ahead {
+     public:
+        // Begins at column `first` of b; columns of `length` values.
+        Ahead(const Matrix<T>& b, Index first, Index length)
+            : line_(b.at(0, first)), per_column_((length + kLineValues - 1) / kLineValues), left_(per_column_), gap_(b.n_stride - per_column_ * kLineValues) {
+            constexpr Index kLines = 128;
+            lines(kLines);
+        }
+        void lines(Index count) {
+            for (; count > 0; --count) {
+                __builtin_prefetch(line_, 0, 2);
+                line_ += kLineValues;
+                if (--left_ == 0) line_ += gap_, left_ = per_column_;
+            }
+        }
+
+     private:
+        const T* line_;
+        Index per_column_, left_, gap_;
+    };
+
     template <MmadOrder in>
     void columns_in(Index first, Index last) const {
         switch (m) {
-            case 1: return b.n_stride == 1 ? streamed<in, 1>(first, last) : transposed<in, 1, 4>(first, last);
-            case 2: return b.n_stride == 1 ? streamed<in, 2>(first, last) : transposed<in, 2, 4>(first, last);
-            case 3: return b.n_stride == 1 ? streamed<in, 3>(first, last) : transposed<in, 3, 2>(first, last);
-            default: return b.n_stride == 1 ? streamed<in, 4>(first, last) : transposed<in, 4, 2>(first, last);
+            case 1: return b.n_stride == 1 ? streamed<in, 1>(first, last) : transposed<in, 1>(first, last);
+            case 2: return b.n_stride == 1 ? streamed<in, 2>(first, last) : transposed<in, 2>(first, last);
+            case 3: return b.n_stride == 1 ? streamed<in, 3>(first, last) : transposed<in, 3>(first, last);
+            default: return b.n_stride == 1 ? streamed<in, 4>(first, last) : transposed<in, 4>(first, last);
         }
     }
 
@@ -73,64 +98,69 @@ struct FewRows {
         return sum + products[0];
     }
 
-    // ---- columns of b are contiguous: eight columns are turned into lanes, in registers.
+    // ---- columns of b are contiguous: lanes are pieces of the same column, and more columns where pieces are few, so that the matrix is read
+    // nearly in the order of its memory.
 
-    // acc[row] continues through sixteen values of k, which begin at `from` in the first of eight columns.
+    static constexpr Index kBlock = 64;  // columns that are joined and written together
+
     template <MmadOrder in, int Rows>
-    void add_fractal(const T* from, const float* x, Index x_stride, Lanes* acc) const {
-        __m256i pairs[8];
-        transpose_pairs([&](Index n) { return from + n * b.n_stride; }, pairs);
-        for (int r = 0; r < Rows; ++r)
-            acc[r] = continued<in>(acc[r], [&](Index i) {
-                return x[r * x_stride + i] * (i % 2 ? upper_halves(T{}, pairs[i / 2]) : lower_halves(T{}, pairs[i / 2]));
-            });
-    }
-
-    // Chains of additions that run side by side, since each waits for itself: pieces of the same columns, or columns where pieces are few.
-    template <MmadOrder in, int Rows, int Chains>
     void transposed(Index first, Index last) const {
-        const std::unique_ptr<float[]> wide = wide_rows(pieces.length()), parts = room(pieces.count * Chains * Rows * kLanes);
-        const Index ways = std::min<Index>(pieces.count, Chains), groups = Chains / ways, part = groups * Rows * kLanes;
-        for (Index n0 = first; n0 < last; n0 += groups * kLanes) {
-            Index column[Chains];  // of a group; the last ones are computed again rather than cut
-            for (Index g = 0; g < groups; ++g) column[g] = std::min(n0 + g * kLanes, n - kLanes);
-            for (Index s0 = 0; s0 < pieces.count; s0 += ways) chains<in, Rows, Chains>(s0, ways, column, wide.get(), parts.get());
-            join(parts.get(), pieces.count, part, part);
-            for (Index g = 0; g < groups && n0 + g * kLanes < last; ++g)
-                for (Index r = 0; r < Rows; ++r) {
-                    const Index skip = std::max<Index>(0, first - column[g]), count = std::min(kLanes, last - column[g]);
-                    out.put(r, column[g] + skip, parts.get() + (g * Rows + r) * kLanes + skip, count - skip);
+        const Index ways = std::min<Index>(kLanes, pieces.count & -pieces.count), columns = kLanes / ways;  // the largest power of two that divides count
+        const std::unique_ptr<float[]> x = ways == 1 ? wide_rows(pieces.length()) : x_lanes(ways), parts = room(pieces.count * Rows * kBlock);
+        Ahead ahead(b, first, pieces.count * pieces.length());
+        for (Index n0 = first; n0 < last; n0 += kBlock) {
+            const Index width = std::min(kBlock, last - n0);
+            for (Index i = 0; i < width; i += columns) {
+                const Index column = std::min(n0 + i, n - columns);  // the last ones are computed again rather than cut
+                for (Index s = 0; s < pieces.count; s += ways) {
+                    Lanes sums[Rows] = {};
+                    ways == 1 ? chain<in, Rows, true>(s, ways, column, x.get(), ahead, sums) : chain<in, Rows, false>(s, ways, column, x.get(), ahead, sums);
+                    for (Index lane = 0; lane < kLanes; ++lane) {
+                        const Index at = column - n0 + lane / ways;
+                        for (int r = 0; at >= 0 && r < Rows; ++r) parts[((s + lane % ways) * Rows + r) * kBlock + at] = sums[r][lane];
+                    }
                 }
-        }
-    }
-
-    template <MmadOrder in, int Rows, int Chains>
-    void chains(Index s0, Index ways, const Index* column, const float* wide, float* parts) const {
-        const Index length = pieces.length(), groups = Chains / ways;
-        Lanes acc[Chains][Rows] = {};
-        for (Index r = 0; r < pieces.runs; ++r) {
-            const T* from[Chains];
-            const float* x[Chains];
-            for (int c = 0; c < Chains; ++c) {
-                from[c] = b.at(pieces.first(s0 + c % ways, r), column[c / ways]);
-                x[c] = wide + (s0 + c % ways) * Rows * length + r * pieces.run;
             }
-            for (Index k = 0; k < pieces.run; k += kFractal)
-#pragma GCC unroll 4
-                for (int c = 0; c < Chains; ++c) {
-                    prefetch(from[c], k);
-                    add_fractal<in, Rows>(from[c] + k, x[c] + k, length, acc[c]);
-                }
+            join(parts.get(), pieces.count, Rows * kBlock, Rows * kBlock);
+            for (int r = 0; r < Rows; ++r) out.put(r, n0, parts.get() + r * kBlock, width);
         }
-        for (int c = 0; c < Chains; ++c)
-            for (int r = 0; r < Rows; ++r) store(parts + (((s0 + c % ways) * groups + c / ways) * Rows + r) * kLanes, acc[c][r]);
     }
 
-    // More streams than the hardware follows: the place of the next eight columns is asked for, four at each of the two steps through a cache line.
-    // Beyond the matrix the request is dropped.
-    void prefetch(const T* from, Index k) const {
-        const T* next = from + k + (kLanes + k / kFractal % 2 * 4) * b.n_stride;
-        for (Index i = 0; i < 4; ++i) __builtin_prefetch(next + i * b.n_stride, 0, 2);
+    // rows of a in fp32, lanes as in `chain`: [group of pieces][row][k][lane]
+    std::unique_ptr<float[]> x_lanes(Index ways) const {
+        const Index length = pieces.length();
+        std::unique_ptr<float[]> lanes = room(pieces.count / ways * m * length * kLanes);
+        for (Index s = 0; s < pieces.count; ++s)
+            for (Index i = 0; i < m; ++i)
+                for (Index k = 0; k < length; ++k) {
+                    const float value = to_float(a[i * a_stride + pieces.first(s, k / pieces.run) + k % pieces.run]);
+                    float* to = lanes.get() + ((s / ways * m + i) * length + k) * kLanes;
+                    for (Index lane = s % ways; lane < kLanes; lane += ways) to[lane] = value;
+                }
+        return lanes;
+    }
+
+    // One chain of additions in every lane and row: lane c * ways + p runs through piece s + p of column + c. Same: x is the same in all lanes.
+    template <MmadOrder in, int Rows, bool Same>
+    void chain(Index s, Index ways, Index column, const float* x, Ahead& ahead, Lanes* sums) const {
+        const Index length = pieces.length(), step = Same ? 1 : kLanes;
+        x += s / ways * Rows * length * step;
+        for (Index r = 0; r < pieces.runs; ++r, x += pieces.run * step) {
+            const T* from[kLanes];
+            for (Index lane = 0; lane < kLanes; ++lane) from[lane] = b.at(pieces.first(s + lane % ways, r), column + lane / ways);
+            for (Index k = 0; k < pieces.run; k += kFractal) {
+                ahead.lines(kLanes * kFractal / kLineValues);
+                add_fractal<in, Rows, Same>([&](Index lane) { return from[lane] + k; }, x + k * step, length * step, sums);
+            }
+        }
+    }
+
+    // sums[row] continues through sixteen values of k, which begin at from(lane) in each lane.
+    template <MmadOrder in, int Rows, bool Same, typename From>
+    static void add_fractal(From from, const float* x, Index x_stride, Lanes* sums) {
+        const Fractal<T> weight(from);
+        for (int r = 0; r < Rows; ++r, x += x_stride)
+            sums[r] = continued<in>(sums[r], [&](Index i) { return Same ? x[i] * weight[i] : load(x + i * kLanes) * weight[i]; });
     }
 
     // ---- rows of b are contiguous: sixteen of them at a time pass by the accumulators.

@@ -14,12 +14,8 @@ template <typename T, Index Count, typename Column>
 inline void transpose_columns(Column column, float* panel) {
 #ifdef __AVX2__
     for (Index k = 0; k < Count; k += kFractal) {
-        __m256i pairs[8];
-        transpose_pairs([&](Index n) { return column(n) + k; }, pairs);
-        for (Index i = 0; i < 8; ++i) {
-            store(panel + (k + 2 * i) * kPanel, lower_halves(T{}, pairs[i]));
-            store(panel + (k + 2 * i + 1) * kPanel, upper_halves(T{}, pairs[i]));
-        }
+        const Fractal<T> fractal([&](Index n) { return column(n) + k; });
+        for (Index i = 0; i < kFractal; ++i) store(panel + (k + i) * kPanel, fractal[i]);
     }
 #else
     float columns[kLanes][Count];

@@ -1,19 +1,11 @@
-// What the softmax operators share: the maximum of a row, exponents of vectors, and their sum in blocks of 64. Lanes are distinct elements;
-// the bits are those of exp_f32 and row_sum.
+// What the softmax operators share: the maximum of a row and exponents of vectors. Lanes are distinct elements; the bits are those of exp_f32.
 #pragma once
-#include "sums.h"
+#include "row_sums.h"
 #ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
 namespace megatron_ext {
-
-typedef int32_t IntLanes __attribute__((vector_size(32), aligned(4), may_alias));
-constexpr Index kBlockVectors = kRowSumBlock / kLanes;
-constexpr Index kTogether = 4;  // vectors that step together: one by one, each would wait for its own chain of operations
-static_assert(kRowSumBlock == 64 && kLanes == 8, "a block is eight vectors of eight");
-
-inline Lanes splat(float x) { return Lanes{x, x, x, x, x, x, x, x}; }
 
 inline bool any(IntLanes lanes) {
 #ifdef __AVX2__
@@ -67,43 +59,6 @@ inline void exp_lanes(Lanes* x) {
     if (!any(above)) return exp_below_zero(x);
     for (Index v = 0; v < kTogether; ++v)
         for (Index i = 0; i < kLanes; ++i) x[v][i] = exp_f32(x[v][i]);
-}
-
-// Sums of neighbours: of a, then of b, in each half of the lanes.
-inline Lanes pair_sums(Lanes a, Lanes b) {
-    return __builtin_shuffle(a, b, IntLanes{0, 2, 8, 10, 4, 6, 12, 14}) + __builtin_shuffle(a, b, IntLanes{1, 3, 9, 11, 5, 7, 13, 15});
-}
-inline Lanes quad_sums(Lanes a, Lanes b, Lanes c, Lanes d) { return pair_sums(pair_sums(a, b), pair_sums(c, d)); }
-
-// Lane i: the tree over the lanes of v[i].
-inline Lanes lane_trees(const Lanes* v) {
-    const Lanes first = quad_sums(v[0], v[1], v[2], v[3]), last = quad_sums(v[4], v[5], v[6], v[7]);
-    return __builtin_shuffle(first, last, IntLanes{0, 1, 2, 3, 8, 9, 10, 11}) + __builtin_shuffle(first, last, IntLanes{4, 5, 6, 7, 12, 13, 14, 15});
-}
-
-// row_sum of n terms, n a multiple of 64. get(i, v) puts terms i to i + 32 into the vectors v[0 .. 4).
-template <typename Get>
-inline float sum_of_blocks(Index n, Get get) {
-    constexpr Index kBlocks = 4, kStep = kTogether * kLanes;
-    float total = 0.0f;
-    Index first = 0;
-    for (; first + kBlocks * kRowSumBlock <= n; first += kBlocks * kRowSumBlock) {
-        Lanes trees[kBlocks];
-        for (Index b = 0; b < kBlocks; ++b) {
-            Lanes v[kBlockVectors];
-            for (Index i = 0; i < kBlockVectors; i += kTogether) get(first + b * kRowSumBlock + i * kLanes, v + i);
-            trees[b] = lane_trees(v);
-        }
-        const Lanes halves = quad_sums(trees[0], trees[1], trees[2], trees[3]);
-        for (Index b = 0; b < kBlocks; ++b) total = total + (halves[b] + halves[b + 4]);
-    }
-    for (; first < n; first += kRowSumBlock) {
-        Lanes v[kBlockVectors];
-        for (Index i = 0; i < kRowSumBlock; i += kStep) get(first + i, v + i / kLanes);
-        const Lanes trees = lane_trees(v), halves = quad_sums(trees, trees, trees, trees);
-        total = total + (halves[0] + halves[4]);
-    }
-    return total;
 }
 
 // NaN if there is one. n >= 1.

@@ -44,38 +44,50 @@ inline float row_sum(Index n, Get get) {
     return total;
 }
 
+// What fits a register: without AVX, compilers keep vectors of 32 bytes in memory.
+#ifdef __AVX__
+typedef Lanes Register;
+#else
+typedef float Register __attribute__((vector_size(16), aligned(4), may_alias));
+#endif
+constexpr Index kWidth = sizeof(Register) / sizeof(float), kRegisters = kPanel / kWidth;
+
+inline Register load_register(const float* from) { return *reinterpret_cast<const Register*>(from); }
+inline void store_register(float* to, Register value) { *reinterpret_cast<Register*>(to) = value; }
+
 struct MultiplyThenAdd {
-    Lanes operator()(float a, Lanes b, Lanes c) const { return c + a * b; }
+    Register operator()(float a, Register b, Register c) const { return c + a * b; }
 };
 
 // c[Rows][16] += a[Rows][L] x panel[L][16]; L is padded with zeros to a multiple of 16.
 template <int Rows, typename MultiplyAdd = MultiplyThenAdd>
 inline void contract_block_sequential(const float* a, Index a_stride, const float* panel, Index length, float* c, Index c_stride,
                                       MultiplyAdd multiply_add = {}) {
-    Lanes acc[Rows][2];
+    Register acc[Rows][kRegisters];
     for (int r = 0; r < Rows; ++r)
-        for (int h = 0; h < 2; ++h) acc[r][h] = load(c + r * c_stride + h * kLanes);
+        for (int h = 0; h < kRegisters; ++h) acc[r][h] = load_register(c + r * c_stride + h * kWidth);
     for (Index k = 0; k < length; ++k) {
-        const Lanes b[2] = {load(panel + k * kPanel), load(panel + k * kPanel + kLanes)};
+        Register b[kRegisters];
+        for (int h = 0; h < kRegisters; ++h) b[h] = load_register(panel + k * kPanel + h * kWidth);
         for (int r = 0; r < Rows; ++r)
-            for (int h = 0; h < 2; ++h) acc[r][h] = multiply_add(a[r * a_stride + k], b[h], acc[r][h]);
+            for (int h = 0; h < kRegisters; ++h) acc[r][h] = multiply_add(a[r * a_stride + k], b[h], acc[r][h]);
     }
     for (int r = 0; r < Rows; ++r)
-        for (int h = 0; h < 2; ++h) store(c + r * c_stride + h * kLanes, acc[r][h]);
+        for (int h = 0; h < kRegisters; ++h) store_register(c + r * c_stride + h * kWidth, acc[r][h]);
 }
 
 template <int Rows>
 inline void contract_block_groups16(const float* a, Index a_stride, const float* panel, Index length, float* c, Index c_stride) {
     for (int r = 0; r < Rows; ++r)
-        for (int h = 0; h < 2; ++h) {
-            Lanes acc = load(c + r * c_stride + h * kLanes), tree[kFractal];
+        for (int h = 0; h < kRegisters; ++h) {
+            Register acc = load_register(c + r * c_stride + h * kWidth), tree[kFractal];
             for (Index first = 0; first < length; first += kFractal) {
-                for (Index i = 0; i < kFractal; ++i) tree[i] = a[r * a_stride + first + i] * load(panel + (first + i) * kPanel + h * kLanes);
+                for (Index i = 0; i < kFractal; ++i) tree[i] = a[r * a_stride + first + i] * load_register(panel + (first + i) * kPanel + h * kWidth);
                 for (Index count = kFractal / 2; count > 0; count /= 2)
                     for (Index i = 0; i < count; ++i) tree[i] = tree[2 * i] + tree[2 * i + 1];
                 acc = acc + tree[0];
             }
-            store(c + r * c_stride + h * kLanes, acc);
+            store_register(c + r * c_stride + h * kWidth, acc);
         }
 }
 

@@ -12,7 +12,13 @@
 
 namespace megatron_ext {
 
-constexpr Index kTileRows = 6;  // 6 x 2 accumulators of 8 lanes, and their operands, fill the 16 registers
+// Rows computed together: with two registers of 8 lanes for each, and their operands, they fill the 16 registers of AVX2; without it, with four
+// registers of 4 lanes for each, those of x86-64. Other processors have 32.
+#if defined(__x86_64__) && !defined(__AVX2__)
+constexpr Index kTileRows = 3;
+#else
+constexpr Index kTileRows = 6;
+#endif
 
 // Largest and smallest non-zero magnitude of model-dtype values, as their bits without the sign; sixteen candidates of each.
 class Magnitudes {
@@ -78,7 +84,7 @@ inline bool products_are_exact(const Extremes& a, const Extremes& b) {
 #ifdef __FMA__
 constexpr bool kHasFused = true;
 struct FusedMultiplyAdd {
-    Lanes operator()(float a, Lanes b, Lanes c) const { return Lanes(_mm256_fmadd_ps(_mm256_set1_ps(a), __m256(b), __m256(c))); }
+    Register operator()(float a, Register b, Register c) const { return Register(_mm256_fmadd_ps(_mm256_set1_ps(a), __m256(b), __m256(c))); }
 };
 #else
 constexpr bool kHasFused = false;

@@ -49,6 +49,7 @@ CHECKED_ONLY = {
     "mask_bits_too_high": r"mask\[1\] == 0 for 32-bit elements is required, found 1",
     "cut_tree": r"a mask that does not cut a sum tree .* is required, found 1",
     "odd_compare": r"a count of whole repeats of 256 bytes is required, found 63",
+    "in_place_after_a_read": r"hazard: pipe V writes dst, bytes \[0, 256\) of UB buffer 0 .*, which Adds \(pipe V\) read at limits.cpp:\d+; PipeBarrier<PIPE_V> is missing",
     "event_id_8": r"SetFlag at .*: event ID between 0 and 7 is required, found 8",
     "mmad_from_l1": r"Mmad at .*: the left matrix may not lie in L1 buffer 0 of A1",
     "mmad_beyond_l0c": r"Mmad at .*: dst covers bytes \[0, 2048\), outside L0C buffer 0 of CO1",

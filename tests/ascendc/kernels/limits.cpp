@@ -55,6 +55,7 @@ VECTOR(odd_compare, ZEROED(a, 128); BUFFER(m, VECCALC, 32); LocalTensor<uint8_t>
        Compares(bits, a, 0.0f, CMPMODE::LT, 63))
 VECTOR(cast_none_to_bf16, ZEROED(a, 64); BUFFER(h, VECCALC, 128); LocalTensor<bfloat16_t> out = h.Get<bfloat16_t>();
        Cast(out, a, RoundMode::CAST_NONE, 64))
+VECTOR(in_place_after_a_read, ZEROED(a, 64); ZEROED(b, 64); Adds(b, a, 1.0f, 64); Adds(a, a, 1.0f, 64))
 VECTOR(event_id_8, SetFlag<HardEvent::MTE2_V>(8))
 CUBE(gemv, BUFFER(a, A2, 512); BUFFER(b, B2, 512); BUFFER(c, CO1, 1024); LocalTensor<half> l = a.Get<half>(); LocalTensor<half> r = b.Get<half>();
      LocalTensor<float> out = c.Get<float>(); Mmad(out, l, r, MmadParams(1, 16, 16, 0, false, true)))
