@@ -7,8 +7,9 @@
 namespace megatron_ext {
 
 template <typename T>
-__global__ __aicore__ void attention_backward(GM_ADDR d_out, GM_ADDR q, GM_ADDR k, GM_ADDR v, GM_ADDR out, GM_ADDR lse, GM_ADDR cu_seqlens, GM_ADDR zeros,
-                                              GM_ADDR dq, GM_ADDR dk, GM_ADDR dv, GM_ADDR delta, GM_ADDR workspace, const AttentionTiling tiling) {
+__global__ __aicore__ void attention_backward(GM_ADDR d_out, GM_ADDR q, GM_ADDR k, GM_ADDR v, GM_ADDR out, GM_ADDR lse, GM_ADDR cu_seqlens,
+                                              GM_ADDR zeros, GM_ADDR dq, GM_ADDR dk, GM_ADDR dv, GM_ADDR delta, GM_ADDR workspace,
+                                              const AttentionTiling tiling) {
     KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIC_1_2);
     AscendC::TPipe pipe;
     AttentionSequences sequences;

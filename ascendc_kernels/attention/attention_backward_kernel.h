@@ -1,6 +1,7 @@
 // Gradients of attention, recomputed from the log-sum-exp (reference/attention.py). The owner of a sum computes all of it: dq belongs to a tile of
-// queries, dk and dv to a tile of keys, and stay in L0C from their first product to their last. So there are no partial sums, and nothing depends on the
-// number of cores; scores are computed twice for it. Cube and vector cores hand over as in attention_kernel.h. Legend: D head size, C keys of a step.
+// queries, dk and dv to a tile of keys, and stay in L0C from their first product to their last. So there are no partial sums, and nothing depends on
+// the number of cores; scores are computed twice for it. Cube and vector cores hand over as in attention_kernel.h.
+// Legend: D head size, C keys of a step.
 #pragma once
 #include "attention_product_kernel.h"
 #include "attention_items.h"
@@ -9,8 +10,8 @@ namespace megatron_ext {
 
 constexpr uint16_t kBackwardScoresReady = 0, kBackwardGradientsReady = 1, kBackwardSumsReady = 2;
 
-// Walks through the steps of this block's items: pairs of 64 queries and C keys. A segment is what one accumulator sums up: all key tiles of a query tile,
-// or all query tiles of one head for a key tile.
+// Walks through the steps of this block's items: pairs of 64 queries and C keys. A segment is what one accumulator sums up: all key tiles of a query
+// tile, or all query tiles of one head for a key tile.
 class AttentionBackwardCursor {
  public:
     bool owns_keys;          // the item is a key tile (dk, dv), else a query tile (dq)
@@ -182,9 +183,9 @@ class AttentionBackwardCube {
         const AscendC::LocalTensor<T> queries = at.owns_keys ? other : own_tiles_, keys = at.owns_keys ? own_tiles_ : other;
         const uint32_t columns = uint32_t(at.Columns());
         AscendC::LocalTensor<float> scores = scores_.template AllocTensor<float>();
-        product_.template Multiply<AttentionOperand::kColumnsAreK, AttentionOperand::kColumnsAreK>(scores, queries, keys, kStep, columns, dim_, true);
-        product_.template Multiply<AttentionOperand::kColumnsAreK, AttentionOperand::kColumnsAreK>(scores[kStep * kStep], queries[kStep * dim_], keys[kStep * dim_], kStep, columns,
-                                                                           dim_, true);
+        product_.template Multiply<AttentionOperand::kAlongK, AttentionOperand::kAlongK>(scores, queries, keys, kStep, columns, dim_, true);
+        product_.template Multiply<AttentionOperand::kAlongK, AttentionOperand::kAlongK>(scores[kStep * kStep], queries[kStep * dim_],
+                                                                                         keys[kStep * dim_], kStep, columns, dim_, true);
         scores_.EnQue(scores);
         scores = scores_.template DeQue<float>();
         const AscendC::FixpipeParamsV220 rows = AscendC::FixpipeParamsV220(uint16_t(columns), kStep, kStep, columns, false);
@@ -209,7 +210,8 @@ class AttentionBackwardCube {
             AddTransposed(sum_, gradients, other, columns, at.first_of_segment);
             AddTransposed(sum_[columns * dim_], gradients[half], other[kStep * dim_], columns, at.first_of_segment);
         } else {
-            product_.template Multiply<AttentionOperand::kColumnsAreK, AttentionOperand::kRowsAreK>(sum_, gradients, other, kStep, dim_, columns, at.first_of_segment);
+            product_.template Multiply<AttentionOperand::kAlongK, AttentionOperand::kAcrossK>(sum_, gradients, other, kStep, dim_, columns,
+                                                                                              at.first_of_segment);
         }
         gradients_.FreeTensor(gradients);
         other_.FreeTensor(other);
@@ -218,7 +220,7 @@ class AttentionBackwardCube {
 
     __aicore__ inline void AddTransposed(const AscendC::LocalTensor<float>& c, const AscendC::LocalTensor<T>& a, const AscendC::LocalTensor<T>& b,
                                          uint32_t columns, bool first) {
-        product_.template Multiply<AttentionOperand::kRowsAreK, AttentionOperand::kRowsAreK>(c, a, b, columns, dim_, kStep, first);
+        product_.template Multiply<AttentionOperand::kAcrossK, AttentionOperand::kAcrossK>(c, a, b, columns, dim_, kStep, first);
     }
 
     __aicore__ inline void StoreSums(const AttentionBackwardCursor& at) {
@@ -253,7 +255,8 @@ class AttentionBackwardCube {
     }
 
     // Whole tiles: rows beyond the end of the sequence are zero.
-    __aicore__ inline void LoadTile(const AscendC::LocalTensor<T>& to, const AscendC::GlobalTensor<T>& from, int64_t stride, int64_t live, int64_t height) {
+    __aicore__ inline void LoadTile(const AscendC::LocalTensor<T>& to, const AscendC::GlobalTensor<T>& from, int64_t stride, int64_t live,
+                                    int64_t height) {
         AttentionLoadRows(to, from, live, dim_, stride, height);
         if (live < height) AttentionLoadRows(to[uint32_t(live * kSide)], zeros_, height - live, dim_, dim_, height);
     }
@@ -394,8 +397,9 @@ class AttentionBackwardVector {
     }
 
     // s becomes p = exp(s * scale - lse), dp becomes ds = p * (dp - delta); what a row does not see is +-0.
-    __aicore__ inline void Compute(const AscendC::LocalTensor<float>& s, const AscendC::LocalTensor<float>& dp, const AscendC::LocalTensor<float>& lse,
-                                   const AscendC::LocalTensor<float>& delta, const AttentionBackwardCursor& at, uint32_t rows, uint32_t columns) {
+    __aicore__ inline void Compute(const AscendC::LocalTensor<float>& s, const AscendC::LocalTensor<float>& dp,
+                                   const AscendC::LocalTensor<float>& lse, const AscendC::LocalTensor<float>& delta,
+                                   const AttentionBackwardCursor& at, uint32_t rows, uint32_t columns) {
         const AscendC::BinaryRepeatParams by_row(1, 1, 0, uint8_t(columns / kBlock), uint8_t(columns / kBlock), 1);
         AscendC::Muls(s, s, tiling_.scale, int32_t(rows * columns));
         AscendC::Sub(dp, dp, delta, uint64_t(columns), uint8_t(rows), by_row);

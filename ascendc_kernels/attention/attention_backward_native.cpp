@@ -149,22 +149,24 @@ class BackwardRun {
         const Index rows = in_tile(i), keys = in_tile(j), columns = round_up(keys, kPanel), length = round_up(rows, kPanel);
         float *p = room_.p.data(), *ds = room_.ds.data(), *turned = room_.turned.data();
         std::fill_n(p, tile_ * tile_, 0.0f), std::fill_n(ds, tile_ * tile_, 0.0f);
-        product(products_are_exact<T>(room_.q.size, room_.k_size), room_.q.rows.data() + i * dim_, dim_, rows, room_.keys_transposed.data() + j * dim_,
-                dim_, columns, p, tile_);
+        product(products_are_exact<T>(room_.q.size, room_.k_size), room_.q.rows.data() + i * dim_, dim_, rows,
+                room_.keys_transposed.data() + j * dim_, dim_, columns, p, tile_);
         product(products_are_exact<T>(room_.d_out.size, room_.v_size), room_.d_out.rows.data() + i * dim_, dim_, rows,
                 room_.values_transposed.data() + j * dim_, dim_, columns, ds, tile_);
         Rounding p_size, ds_size;
         for (Index r = 0; r < rows; ++r) softmax_gradient(p + r * tile_, ds + r * tile_, i + r, j, columns, head, p_size, ds_size);
-        product(ds_size.products_are_exact_with<T>(room_.k_size), ds, tile_, rows, room_.keys.data() + j * dim_, columns, dim_, room_.dq.data() + i * dim_,
-                dim_);
+        product(ds_size.products_are_exact_with<T>(room_.k_size), ds, tile_, rows, room_.keys.data() + j * dim_, columns, dim_,
+                room_.dq.data() + i * dim_, dim_);
         turn(ds, turned, length, columns);
-        product(ds_size.products_are_exact_with<T>(room_.q.size), turned, tile_, keys, room_.queries.data(), length, dim_, room_.dk.data() + j * dim_, dim_);
+        product(ds_size.products_are_exact_with<T>(room_.q.size), turned, tile_, keys, room_.queries.data(), length, dim_,
+                room_.dk.data() + j * dim_, dim_);
         turn(p, turned, length, columns);
-        product(p_size.products_are_exact_with<T>(room_.d_out.size), turned, tile_, keys, room_.d_outs.data(), length, dim_, room_.dv.data() + j * dim_,
-                dim_);
+        product(p_size.products_are_exact_with<T>(room_.d_out.size), turned, tile_, keys, room_.d_outs.data(), length, dim_,
+                room_.dv.data() + j * dim_, dim_);
     }
 
-    void product(bool exact, const float* a, Index a_stride, Index rows, const float* panels, Index length, Index columns, float* c, Index c_stride) const {
+    void product(bool exact, const float* a, Index a_stride, Index rows, const float* panels, Index length, Index columns, float* c,
+                 Index c_stride) const {
         panel_product(call_.order, exact, a, a_stride, rows, panels, length, columns, c, c_stride);
     }
 

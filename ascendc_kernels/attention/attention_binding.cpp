@@ -39,8 +39,8 @@ void check_heads(const char* op, const at::Tensor& q, const at::Tensor& k, const
     check_operand(op, "k", k, q.scalar_type(), q.device());
     check_operand(op, "v", v, q.scalar_type(), q.device());
     TORCH_CHECK_VALUE(q.dim() == 3, op, ": q must be [T, heads, D], found shape ", q.sym_sizes());
-    TORCH_CHECK_VALUE(k.dim() == key_dims && k.sym_sizes() == v.sym_sizes(), op, ": k and v must have the same ", key_dims, " dimensions, found shapes ",
-                      k.sym_sizes(), " and ", v.sym_sizes());
+    TORCH_CHECK_VALUE(k.dim() == key_dims && k.sym_sizes() == v.sym_sizes(), op, ": k and v must have the same ", key_dims,
+                      " dimensions, found shapes ", k.sym_sizes(), " and ", v.sym_sizes());
     TORCH_CHECK_VALUE(q.sym_size(2) == k.sym_size(-1), op, ": the head size of q is ", q.sym_size(2), ", that of k ", k.sym_size(-1));
     const int64_t dim = q.size(2), heads = q.size(1), key_heads = k.size(-2);
     TORCH_CHECK_VALUE(dim >= 16 && dim <= kAttentionMaxHeadDim && dim % 16 == 0, op, ": the head size must be a multiple of 16 up to ",
@@ -71,7 +71,8 @@ void check_pages(const char* op, const at::Tensor& tables, const at::Tensor& cu_
     if (!kv_lens.device().is_cpu()) return;
     const int32_t *cu = cu_query_lens.const_data_ptr<int32_t>(), *lens = kv_lens.const_data_ptr<int32_t>(), *table = tables.const_data_ptr<int32_t>();
     for (int64_t b = 0; b < kv_lens.size(0); ++b) {
-        TORCH_CHECK_VALUE(lens[b] >= cu[b + 1] - cu[b], op, ": sequence ", b, " has ", cu[b + 1] - cu[b], " queries but kv_lens says ", lens[b], " keys");
+        TORCH_CHECK_VALUE(lens[b] >= cu[b + 1] - cu[b], op, ": sequence ", b, " has ", cu[b + 1] - cu[b], " queries but kv_lens says ", lens[b],
+                          " keys");
         const int64_t needed = cu[b + 1] == cu[b] ? 0 : (lens[b] + page - 1) / page;
         TORCH_CHECK_VALUE(needed <= tables.size(1), op, ": sequence ", b, " needs ", needed, " pages, block_tables has ", tables.size(1), " columns");
         for (int64_t p = 0; p < needed; ++p) {

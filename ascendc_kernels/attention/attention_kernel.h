@@ -100,11 +100,12 @@ class AttentionCube {
         keys = keys_.template DeQue<T>();
         AscendC::LocalTensor<float> scores = scores_.template AllocTensor<float>();
         const uint32_t rows = uint32_t(at.item.PaddedRows());
-        product_.template Multiply<AttentionOperand::kColumnsAreK, AttentionOperand::kColumnsAreK>(scores, query_tile_, keys, rows, tile_, dim_, true);
+        product_.template Multiply<AttentionOperand::kAlongK, AttentionOperand::kAlongK>(scores, query_tile_, keys, rows, tile_, dim_, true);
         keys_.FreeTensor(keys);
         scores_.EnQue(scores);
         scores = scores_.template DeQue<float>();
-        AscendC::Fixpipe(workspace_.Scores(at.number), scores, AscendC::FixpipeParamsV220(uint16_t(tile_), uint16_t(rows), uint16_t(rows), tile_, false));
+        AscendC::Fixpipe(workspace_.Scores(at.number), scores,
+                         AscendC::FixpipeParamsV220(uint16_t(tile_), uint16_t(rows), uint16_t(rows), tile_, false));
         scores_.FreeTensor(scores);
         AscendC::CrossCoreSetFlag<2, PIPE_FIX>(kScoresReady);
     }
@@ -121,12 +122,13 @@ class AttentionCube {
         probabilities_.EnQue(probabilities);
         probabilities = probabilities_.template DeQue<T>();
         AscendC::LocalTensor<float> products = products_.template AllocTensor<float>();
-        product_.template Multiply<AttentionOperand::kColumnsAreK, AttentionOperand::kRowsAreK>(products, probabilities, values, rows, dim_, tile_, true);
+        product_.template Multiply<AttentionOperand::kAlongK, AttentionOperand::kAcrossK>(products, probabilities, values, rows, dim_, tile_, true);
         values_.FreeTensor(values);
         probabilities_.FreeTensor(probabilities);
         products_.EnQue(products);
         products = products_.template DeQue<float>();
-        AscendC::Fixpipe(workspace_.Product(at.number), products, AscendC::FixpipeParamsV220(uint16_t(dim_), uint16_t(rows), uint16_t(rows), dim_, false));
+        AscendC::Fixpipe(workspace_.Product(at.number), products,
+                         AscendC::FixpipeParamsV220(uint16_t(dim_), uint16_t(rows), uint16_t(rows), dim_, false));
         products_.FreeTensor(products);
         AscendC::CrossCoreSetFlag<2, PIPE_FIX>(kProductReady);
     }
@@ -139,8 +141,9 @@ class AttentionCube {
         const int64_t rows = item.PaddedRows();
         query_tile_ = queries_.template AllocTensor<T>();
         for (int64_t g = 0; g < group_; ++g)
-            AttentionLoadRows(query_tile_[uint32_t(g * kSide)], q_[uint64_t(item.first_row * tiling_.q_row + (item.head * group_ + g) * tiling_.q_head)],
-                         item.queries, dim_, tiling_.q_row, rows, group_);
+            AttentionLoadRows(query_tile_[uint32_t(g * kSide)],
+                              q_[uint64_t(item.first_row * tiling_.q_row + (item.head * group_ + g) * tiling_.q_head)], item.queries, dim_,
+                              tiling_.q_row, rows, group_);
         if (rows > item.rows) AttentionLoadRows(query_tile_[uint32_t(item.rows * kSide)], zeros_, rows - item.rows, dim_, dim_, rows);
         queries_.EnQue(query_tile_);
         query_tile_ = queries_.template DeQue<T>();

@@ -164,8 +164,8 @@ class HeadRun {
         return tile;
     }
 
-    // With few rows a panel is packed when it is needed and is still in the nearest cache then, and the rows of the next tile are fetched meanwhile; with many,
-    // all panels are packed first. next: nullptr after the last one.
+    // With few rows a panel is packed when it is needed and is still in the nearest cache then, and the rows of the next tile are fetched meanwhile;
+    // with many, all panels are packed first. next: nullptr after the last one.
     void add_tile(Index start, const Tile<T>* next) {
         Tile<T>& tile = tiles_[start / tile_ % 2];
         next_ = next;

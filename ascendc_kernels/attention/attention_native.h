@@ -66,7 +66,8 @@ inline void panel_product(MmadOrder order, bool exact, const float* a, Index a_s
     for (Index n = 0; n < columns; n += kPanel) tiles(order, exact, a, a_stride, rows, panels + n * length, length, c + n, c_stride);
 }
 
-// Alignment 4, precision: rounds fp32 values to T, nearest even, in place, and remembers how large they are: the smallest that is not zero, minus one, and the largest, as bits.
+// Alignment 4, precision: rounds fp32 values to T, nearest even, in place, and remembers how large they are: the smallest that is not zero, minus one,
+// and the largest, as bits.
 class Rounding {
  public:
     template <typename T>

@@ -14,8 +14,8 @@ __aicore__ inline void AttentionLoadRows(const AscendC::LocalTensor<T>& dst, con
     AscendC::DataCopy(dst, src, AscendC::Nd2NzParams(1, uint16_t(rows), uint16_t(columns), 0, uint16_t(stride), uint16_t(height), uint16_t(step), 0));
 }
 
-// How an operand lies in L1: as rows of m or n whose columns run along k, or as rows of k whose columns run along m or n.
-enum class AttentionOperand { kColumnsAreK, kRowsAreK };
+// How an operand lies in L1: its rows run along k, or across it (a row for each k).
+enum class AttentionOperand { kAlongK, kAcrossK };
 
 template <typename T>
 class AttentionProduct {
@@ -53,7 +53,7 @@ class AttentionProduct {
         AscendC::LocalTensor<T> to = a_.template AllocTensor<T>();
         for (uint32_t i = 0; i < m1; ++i) {
             const AscendC::LocalTensor<T> row = to[i * k1 * kFractalSize];
-            if constexpr (form == AttentionOperand::kColumnsAreK)
+            if constexpr (form == AttentionOperand::kAlongK)
                 AscendC::LoadData(row, a, AscendC::LoadData2DParams(uint16_t(i), uint8_t(k1), uint16_t(m1), 0, 0, false, 0));
             else
                 AscendC::LoadData(row, a, AscendC::LoadData2DParams(uint16_t(i * k1), uint8_t(k1), 1, 0, 0, true, 0));
@@ -66,7 +66,7 @@ class AttentionProduct {
         AscendC::LocalTensor<T> to = b_.template AllocTensor<T>();
         for (uint32_t i = 0; i < k1; ++i) {
             const AscendC::LocalTensor<T> row = to[i * count * kFractalSize];
-            if constexpr (form == AttentionOperand::kColumnsAreK)
+            if constexpr (form == AttentionOperand::kAlongK)
                 AscendC::LoadData(row, b, AscendC::LoadData2DParams(uint16_t(i * n1 + first), uint8_t(count), 1, 0, 0, false, 0));
             else
                 AscendC::LoadDataWithTranspose(

@@ -28,7 +28,8 @@ struct AttentionTiling {
 
 constexpr int64_t kAttentionMaxHeadDim = 256;  // a tile of keys has to fit into L0B, two output tiles into L0C
 constexpr int64_t kAttentionMaxTile = 128;     // keys of a tile, rows of a query tile
-constexpr int64_t kAttentionWideHead = 128;  // wider heads have query tiles of 64 rows instead of 128: products take half of L0C, scores the other half
+// Wider heads have query tiles of 64 rows instead of 128: products take half of L0C, scores the other half.
+constexpr int64_t kAttentionWideHead = 128;
 constexpr int64_t kAttentionMaxGroup = 64;  // query heads of a key head: all of them share a tile
 // Queries and keys of a step of the backward. Key tiles of dk and dv are narrower for wide heads: both accumulators stay in L0C.
 constexpr int64_t kAttentionBackwardStep = 64;
