@@ -1,4 +1,4 @@
-"""ctypes binding of the C++ kernels that no operator of `ascendc_kernels` covers yet: attention, MoE combine. Equal bits to `reference_kernels`."""
+"""ctypes binding of the C++ kernels that no operator of `ascendc_kernels` covers yet: attention. Equal bits to `reference_kernels`."""
 
 from __future__ import annotations
 
@@ -86,10 +86,3 @@ def attention_backward(do, q, k, v, o, lse, cu_seqlens, scale, kv_tile, mmad_ord
     call("attention_backward", dtype_code(q.dtype), order_code(mmad_order), *map(Pointer, (do, q, k, v, o, lse, dq, dk, dv, cu_seqlens)),
          len(cu_seqlens) - 1, q.shape[1], k.shape[1], q.shape[2], kv_tile, float(scale))  # fmt: skip
     return dq, dk, dv
-
-
-def combine(y_RH, weights_R, token_ids_R, expert_ids_R, num_tokens, num_experts, segments, expert_range):
-    out = torch.empty(num_tokens, y_RH.shape[1])
-    call("combine", dtype_code(y_RH.dtype), Pointer(y_RH), Pointer(weights_R), Pointer(token_ids_R), Pointer(expert_ids_R), y_RH.shape[0],
-         num_tokens, y_RH.shape[1], num_experts // segments, *expert_range, Pointer(out))  # fmt: skip
-    return out
