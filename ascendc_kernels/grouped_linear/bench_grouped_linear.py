@@ -16,7 +16,9 @@ EXPERTS, TOP_K, SEGMENTS = 128, 8, 8
 
 @functools.cache
 def weights() -> tuple[torch.Tensor, torch.Tensor]:
-    return normal(EXPERTS, 2 * EXPERT_WIDTH, HIDDEN) / 45, normal(EXPERTS, HIDDEN, EXPERT_WIDTH) / 28
+    """gate and up, down: 1.2 GB. Values do not matter, so all experts have the same."""
+    gate_up, down = normal(1, 2 * EXPERT_WIDTH, HIDDEN) / HIDDEN**0.5, normal(1, HIDDEN, EXPERT_WIDTH) / EXPERT_WIDTH**0.5
+    return gate_up.repeat(EXPERTS, 1, 1), down.repeat(EXPERTS, 1, 1)
 
 
 @functools.cache
@@ -44,8 +46,11 @@ def our_experts(x, ids, topk_weights):
 
 
 @functools.cache
-def packed(kernels) -> tuple[torch.Tensor, torch.Tensor]:
-    return tuple(kernels.prepack_moe_weight(w, "vec") for w in weights())
+def packed(kernels) -> list[torch.Tensor]:
+    results = [torch.empty_like(w) for w in weights()]
+    for w, result in zip(weights(), results, strict=True):
+        kernels.prepack_moe_weight(w, result, "vec")
+    return results
 
 
 def vllm_experts(kernels, x, ids, topk_weights):

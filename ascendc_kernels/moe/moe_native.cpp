@@ -3,6 +3,7 @@
 #include "moe_tiling.h"
 #include "native_call.h"
 #include "parallel.h"
+#include "row_sums.h"
 
 namespace megatron_ext {
 namespace {
@@ -89,6 +90,17 @@ void combine(const KernelCall& call, const CombineTiling& tiling) {
     });
 }
 
+// dy of a block of a row; returns the sum of its products.
+template <typename T>
+inline float backward_block(const float* dout, const T* y, float weight, Index count, T* dy) {
+    float products[kRowSumBlock] = {};
+#pragma GCC ivdep
+    for (Index i = 0; i < count; ++i) products[i] = dout[i] * to_float(y[i]);
+#pragma GCC ivdep
+    for (Index i = 0; i < count; ++i) dy[i] = from_float<T>(dout[i] * weight);
+    return block_sum(products);
+}
+
 template <typename T>
 void combine_backward(const KernelCall& call, const CombineBackwardTiling& tiling) {
     const float *dout = static_cast<const float*>(call.operands[0]), *weights = static_cast<const float*>(call.operands[2]);
@@ -99,12 +111,13 @@ void combine_backward(const KernelCall& call, const CombineBackwardTiling& tilin
     const Index hidden = tiling.hidden;
     parallel_ranges(tiling.rows, call.threads, 2 * kWorkOfElement * tiling.rows * hidden, [=](Index first, Index last) {
         for (Index row = first; row < last; ++row) {
-            const float *upstream = dout + tokens[row] * hidden, weight = weights[row];
-            const T* own = y + row * hidden;
-            T* to = dy + row * hidden;
-            dweights[row] = row_sum(hidden, [=](Index i) { return upstream[i] * to_float(own[i]); });
-#pragma GCC ivdep
-            for (Index i = 0; i < hidden; ++i) to[i] = from_float<T>(upstream[i] * weight);
+            const float* upstream = dout + tokens[row] * hidden;
+            float total = 0.0f;
+            for (Index at = 0; at < hidden; at += kRowSumBlock) {
+                const Index here = row * hidden + at, count = std::min(kRowSumBlock, hidden - at);
+                total = total + backward_block(upstream + at, y + here, weights[row], count, dy + here);
+            }
+            dweights[row] = total;
         }
     });
 }

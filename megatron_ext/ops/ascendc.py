@@ -7,7 +7,6 @@ import torch
 from ascendc_kernels.library import load
 from megatron_ext.ops.native import attention, attention_backward
 from megatron_ext.reduction_order import MMAD_ORDERS
-from megatron_ext.reference import router
 
 __all__ = [
     "add_rms_norm", "apply_rope", "attention", "attention_backward", "combine", "combine_backward", "combine_rows", "dgrad", "dgrad_fp32",
@@ -151,12 +150,12 @@ def log_softmax(logits_TV, temperature, segments):
     return op.log_softmax(logits_TV, temperature, segments)
 
 
-# ---- router: composed of the above
+# ---- router
 
 
 def route(*arguments):
-    return router.route(*arguments, exp=exp, row_sum=row_sum)
+    return op.route(*arguments)
 
 
 def route_backward(*arguments):
-    return router.route_backward(*arguments, exp=exp, row_sum=row_sum)
+    return op.route_backward(*arguments)
