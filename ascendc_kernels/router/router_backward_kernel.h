@@ -62,7 +62,6 @@ class RouterBackward {
         in_.EnQue(in);
         in = in_.DeQue<float>();
         AscendC::Muls(d_, in, scores_.tiling_.scale, int32_t(slots * kSlot));
-        AscendC::PipeBarrier<PIPE_V>();
         in_.FreeTensor(in);
     }
 
@@ -75,7 +74,6 @@ class RouterBackward {
         scores_.SumSlots(scores_.total_, chosen_);
         scores_.DivideSlots(chosen_, scores_.total_);
         for (uint32_t slot = 0; slot < slots; ++slot) AscendC::Mul(chosen_[slot * kSlot], d_[slot * kSlot], chosen_[slot * kSlot], 1);
-        AscendC::PipeBarrier<PIPE_V>();
         scores_.SumSlots(dot_, chosen_);
         for (uint32_t slot = 0; slot < slots; ++slot) AscendC::Sub(d_[slot * kSlot], d_[slot * kSlot], dot_, 1);
         AscendC::PipeBarrier<PIPE_V>();

@@ -226,7 +226,6 @@ class Router {
     __aicore__ inline void KeepGroups() const {
         const RouterTiling& t = scores_.tiling_;
         AscendC::Duplicate(kept_, kLowest, int32_t(scores_.experts_));
-        AscendC::PipeBarrier<PIPE_V>();
         for (int64_t g = 0; g < t.groups; ++g) ScoreGroup(g);
         AscendC::Maxs(group_, group_, kLowest, int32_t(t.groups));
         AscendC::PipeBarrier<PIPE_V>();
