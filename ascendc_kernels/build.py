@@ -36,6 +36,8 @@ ORDER_FLAGS = (f"-DMEGATRON_EXT_FRACTAL={FRACTAL}", f"-DMEGATRON_EXT_ROW_SUM_BLO
 # exception flags; without it comparisons keep loops from vectorising. It changes no value.
 ARITHMETIC_FLAGS = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 COMMON_FLAGS = ("-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi", *ARITHMETIC_FLAGS, *ORDER_FLAGS)
+# -fno-strict-aliasing: a buffer of the model holds whatever type was written last (LocalTensor::ReinterpretCast), as on a device.
+MODEL_FLAGS = ("-fno-strict-aliasing",)
 KERNEL_FLAGS = ("-std=c++17", f"-I{INCLUDE_DIR}", f"-I{MODEL_DIR}", f"-I{NATIVE_DIR}")
 VARIANT_FLAGS = {"portable": (), "avx2": ("-mavx2", "-mfma", "-mf16c")} if platform.machine() == "x86_64" else {"portable": ()}
 # fast: what operators use. checked: every access, limit and hazard of the host model is checked; for tests.
@@ -117,9 +119,10 @@ class Plan:
         runtime = self.objects("runtime", sorted(MODEL_DIR.glob("*.cpp")), ["-O2", *KERNEL_FLAGS])
         for flavour, flavour_flags in FLAVOUR_FLAGS.items():
             for variant in variants_of(flavour):
-                sources = [*operator_sources("kernel"), *operator_sources("native")]
-                objects = self.objects(f"{flavour}_{variant}", sources, [*KERNEL_FLAGS, *flavour_flags, *VARIANT_FLAGS[variant]])
-                self.library(kernel_library(flavour, variant), [*objects, *runtime])
+                folder, flags = f"{flavour}_{variant}", [*KERNEL_FLAGS, *flavour_flags, *VARIANT_FLAGS[variant]]
+                kernels = self.objects(folder, operator_sources("kernel"), [*flags, *MODEL_FLAGS])
+                natives = self.objects(folder, operator_sources("native"), flags)
+                self.library(kernel_library(flavour, variant), [*kernels, *natives, *runtime])
 
     def add_binding(self) -> None:
         flags = binding_flags()

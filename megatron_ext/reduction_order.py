@@ -14,6 +14,7 @@ MMAD_ORDERS = ("sequential", "groups16")
 GRADIENT_ORDERS = ("fixed-dp",)
 FRACTAL = 16
 ROW_SUM_BLOCK = 64
+KV_TILES = (64, 128)  # whole blocks of a row sum; a tile of keys with the widest head is what the cube core loads at once
 
 
 class OrderError(ValueError):
@@ -48,8 +49,8 @@ class ReductionOrder:
     def __post_init__(self) -> None:
         if not is_power_of_two(self.segments):
             raise OrderError(f"segments must be a power of two, found {self.segments}")
-        if self.kv_tile % ROW_SUM_BLOCK:
-            raise OrderError(f"kv_tile must be a multiple of {ROW_SUM_BLOCK}, found {self.kv_tile}")
+        if self.kv_tile not in KV_TILES:
+            raise OrderError(f"kv_tile must be one of {KV_TILES}, found {self.kv_tile}")
         if self.mmad_order not in MMAD_ORDERS:
             raise OrderError(f"mmad_order must be one of {MMAD_ORDERS}, found {self.mmad_order!r}")
         if self.gradient_order not in GRADIENT_ORDERS:

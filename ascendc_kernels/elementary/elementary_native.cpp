@@ -34,7 +34,7 @@ inline float sum_of_row(const float* x, Index width) {
     if (whole == width) return total;
     float tail[kRowSumBlock] = {};
     std::copy_n(x + whole, width - whole, tail);
-    return total + pair_tree(tail, kRowSumBlock);
+    return total + block_sum(tail);
 }
 
 void row_sums(const KernelCall& call, const RowSumTiling& tiling) {

@@ -129,8 +129,9 @@ class EmbeddingGradient {
     }
 };
 
-// y[t] = weight[id of t], or +0 where the id is negative. T is any type of the right size: bits are copied.
-template <typename T>
+// y[t] = weight[id of t], or +0 where the id is negative; with kScatter y[id of t] = weight[t], for ../moe. T is any type of the right size: bits are
+// copied.
+template <typename T, bool kScatter = false>
 class EmbeddingLookup {
  public:
     __aicore__ inline void Init(GM_ADDR ids, GM_ADDR weight, GM_ADDR y, const EmbeddingTiling& tiling, AscendC::TPipe* pipe) {
@@ -176,11 +177,13 @@ class EmbeddingLookup {
             const int64_t left = tiling_.hidden - column;
             const uint32_t columns = uint32_t(left < tiling_.tile_columns ? left : tiling_.tile_columns);
             const AscendC::DataCopyExtParams copy(1, uint32_t(columns * sizeof(T)), 0, 0, 0);
-            const AscendC::GlobalTensor<T> to = y_[uint64_t(token * tiling_.hidden + column)];
-            if (row < 0)
-                AscendC::DataCopyPad(to, zero_, copy);
+            const uint64_t at_row = uint64_t(row * tiling_.hidden + column), at_token = uint64_t(token * tiling_.hidden + column);
+            if constexpr (kScatter)
+                CopyTile(y_[at_row], weight_[at_token], copy);
+            else if (row < 0)
+                AscendC::DataCopyPad(y_[at_token], zero_, copy);
             else
-                CopyTile(to, weight_[uint64_t(row * tiling_.hidden + column)], copy);
+                CopyTile(y_[at_token], weight_[at_row], copy);
         }
     }
 

@@ -13,7 +13,7 @@ import pathlib
 import subprocess
 from collections.abc import Sequence
 
-from ascendc_kernels.build import COMMON_FLAGS, KERNEL_FLAGS, MODEL_DIR, NATIVE_DIR, VARIANT_FLAGS, BuildError, compiler
+from ascendc_kernels.build import COMMON_FLAGS, KERNEL_FLAGS, MODEL_DIR, MODEL_FLAGS, NATIVE_DIR, VARIANT_FLAGS, BuildError, compiler
 
 STAMP_LENGTH = 16
 FLAVOUR_FLAGS = {"fast": (), "checked": ("-DASCENDC_HOST_CHECKED",)}
@@ -28,7 +28,7 @@ def headers() -> list[pathlib.Path]:
 
 
 def stamp(flags: Sequence[str], files: Sequence[pathlib.Path]) -> str:
-    digest = hashlib.sha256(repr((*COMMON_FLAGS, *KERNEL_FLAGS, *flags)).encode())
+    digest = hashlib.sha256(repr((*COMMON_FLAGS, *KERNEL_FLAGS, *MODEL_FLAGS, *flags)).encode())
     for path in files:
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:STAMP_LENGTH]
@@ -37,7 +37,7 @@ def stamp(flags: Sequence[str], files: Sequence[pathlib.Path]) -> str:
 def run_compiler(arguments: Sequence[str], target: pathlib.Path) -> None:
     """Compiles to a file of its own first: an interrupted build leaves no broken target."""
     unfinished = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    command = [compiler(), *COMMON_FLAGS, *KERNEL_FLAGS, *arguments, "-o", str(unfinished)]
+    command = [compiler(), *COMMON_FLAGS, *KERNEL_FLAGS, *MODEL_FLAGS, *arguments, "-o", str(unfinished)]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
         raise BuildError(f"{' '.join(command)}\nfailed with exit status {result.returncode}:\n{result.stderr[-6000:]}")

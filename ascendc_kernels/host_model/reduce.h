@@ -407,4 +407,19 @@ inline void BlockReduceMax(const LocalTensor<T>& dst, const LocalTensor<T>& src,
 }
 #undef ASCENDC_HOST_REDUCTION_ARGUMENTS
 
+enum class ReduceType { NONE = -1, SUM = 0, MAX, MIN };
+
+// What CANN 9.1.0 calls WholeReduceSum and WholeReduceMax.
+template <ReduceType reduceType, typename T, typename U, bool isSetMask = true>
+inline void ReduceRepeat(const LocalTensor<T>& dst, const LocalTensor<U>& src, const int32_t mask, const int32_t repeatTime,
+                         const int32_t dstRepStride, const int32_t srcBlkStride, const int32_t srcRepStride, ReduceOrder order = ReduceOrder::ORDER_VALUE_INDEX,
+                         ascendc_host::Site site = ascendc_host::Site::here()) {
+    static_assert(std::is_same_v<T, U> && (reduceType == ReduceType::SUM || reduceType == ReduceType::MAX),
+                  "ReduceRepeat: this form is not modelled");
+    if constexpr (reduceType == ReduceType::SUM)
+        WholeReduceSum<T, isSetMask>(dst, src, mask, repeatTime, dstRepStride, srcBlkStride, srcRepStride, site);
+    else
+        WholeReduceMax<T, isSetMask>(dst, src, mask, repeatTime, dstRepStride, srcBlkStride, srcRepStride, order, site);
+}
+
 }  // namespace AscendC

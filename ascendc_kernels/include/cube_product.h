@@ -3,16 +3,13 @@
 // How k is cut into loads does not show in a result; cuts are at multiples of 16, so that groups of 16 stay whole. m and n are padded to 16: a
 // single row would switch the hardware to another mode, and a row's bits must not depend on how many rows there are.
 #pragma once
+#include "fractals.h"
 #include "kernel_operator.h"
 
 namespace megatron_ext {
 
-constexpr uint32_t kSide = MEGATRON_EXT_FRACTAL;    // of a fractal
-constexpr uint32_t kFractalSize = kSide * kSide;    // elements
-constexpr uint32_t kCubeL1Depth = 256;              // k of a load to L1: rows of 512 bytes
-constexpr uint32_t kCubeL0Depth = 128;              // k of an Mmad: 32 KB of a tile of 128, so that L0A and L0B hold two
-constexpr uint32_t kMmadOrderedFrom = 10;           // fractals of C: from here on the hardware orders one Mmad after another
-constexpr int64_t kNd2NzMaxStride = 65535;          // elements
+constexpr uint32_t kCubeL1Depth = 256;  // k of a load to L1: rows of 512 bytes
+constexpr uint32_t kCubeL0Depth = 128;  // k of an Mmad: 32 KB of a tile of 128, so that L0A and L0B hold two
 
 __aicore__ inline uint32_t InFractals(uint32_t size) { return (size + kSide - 1) / kSide; }
 __aicore__ inline uint32_t Padded(uint32_t size) { return InFractals(size) * kSide; }

@@ -1,30 +1,13 @@
 // torch.ops.megatron_ext: linear, dgrad, their fp32 forms, wgrad_ and wgrad.
-#include <ATen/ops/arange.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "binding.h"
 #include "differentiable.h"
-#include "linear_tiling.h"
+#include "linear_operands.h"
 
 namespace megatron_ext {
 namespace {
-
-constexpr int64_t kFractal = MEGATRON_EXT_FRACTAL;
-
-int64_t round_up(int64_t size, int64_t multiple) { return (size + multiple - 1) / multiple * multiple; }
-
-// x [..., K] as [M, K] with dense rows, in place unless the leading dimensions do not collapse into one.
-at::Tensor rows(const at::Tensor& x) {
-    const int64_t last = x.dim() - 1;
-    bool regular = x.numel() > 0 && last >= 1 && x.stride(last) == 1 && x.stride(last - 1) >= x.size(last);
-    for (int64_t d = 0; d + 1 < last; ++d) regular = regular && x.stride(d) == x.stride(d + 1) * x.size(d + 1);
-    const at::Tensor readable = regular ? x : x.contiguous();
-    return readable.view({-1, x.size(last)});
-}
-
-int64_t row_stride(const at::Tensor& matrix) { return matrix.size(0) > 1 ? matrix.stride(0) : matrix.size(1); }
 
 // name [..., a dimension of weight]: its rows are multiplied with weight [N, K] over dimension `contracted`.
 void check(const char* op, const char* name, const at::Tensor& x, const at::Tensor& weight, int64_t contracted) {
@@ -32,25 +15,6 @@ void check(const char* op, const char* name, const at::Tensor& x, const at::Tens
     check_operand(op, "weight", weight, x.scalar_type(), x.device());
     TORCH_CHECK_VALUE(x.dim() >= 1 && weight.dim() == 2 && x.sym_size(-1) == weight.sym_size(contracted), op, ": ", name, " has shape ", x.sym_sizes(),
                       ", weight has shape ", weight.sym_sizes(), ": the last dimension of ", name, " must be dimension ", contracted, " of weight");
-}
-
-void check_segments(const char* op, int64_t segments) {
-    TORCH_CHECK_VALUE(segments >= 1 && (segments & (segments - 1)) == 0 && segments <= kLinearMaxPieces, op,
-                      ": segments must be a power of two up to ", kLinearMaxPieces, ", found ", segments);
-}
-
-void check_linear(const char* op, const at::Tensor& weight, int64_t segments) {
-    check_segments(op, segments);
-    const int64_t k = weight.size(1);
-    TORCH_CHECK_VALUE(k > 0 && k % (kFractal * segments) == 0, op, ": K must be a positive multiple of ", kFractal, " x segments = ", kFractal * segments,
-                      ", found ", k);
-}
-
-void check_dgrad(const char* op, int64_t n, int64_t segments, bool gated) {
-    check_segments(op, segments);
-    const int64_t quantum = segments * (gated ? 2 : 1);
-    TORCH_CHECK_VALUE(n > 0 && n % quantum == 0, op, ": N must be a positive multiple of ", gated ? "2 x segments" : "segments", " = ", quantum, ", found ",
-                      n);
 }
 
 std::vector<int64_t> sizes_of_result(const at::Tensor& x, int64_t last) {
@@ -67,9 +31,9 @@ at::Tensor contract(const at::Tensor& a, const at::Tensor& b, LinearTiling tilin
     tiling.m = a.size(0);
     tiling.a_stride = row_stride(a);
     tiling.b_stride = row_stride(b);
-    tiling.tile_m = std::min(kLinearTile, round_up(tiling.m, kFractal));
-    tiling.tile_n = std::min(kLinearTile, round_up(tiling.n, kFractal));
-    const int64_t tiles = (tiling.m + tiling.tile_m - 1) / tiling.tile_m * ((tiling.n + tiling.tile_n - 1) / tiling.tile_n);
+    tiling.tile_m = tile_of(tiling.m);
+    tiling.tile_n = tile_of(tiling.n);
+    const int64_t tiles = cuts(tiling.m, tiling.tile_m) * cuts(tiling.n, tiling.tile_n);
     const int64_t blocks = cube_blocks(a.device(), tiles, tiling.m * tiling.n * tiling.k);
     const at::Tensor workspace = at::empty({blocks * 2 * tiling.pieces * tiling.tile_m * tiling.tile_n}, a.options().dtype(at::kFloat));
     const ModelDtypeKernels& kernels = out_dtype == at::kFloat ? wide : rounded;
@@ -79,40 +43,20 @@ at::Tensor contract(const at::Tensor& a, const at::Tensor& b, LinearTiling tilin
 
 at::Tensor linear_to(const char* op, at::ScalarType out, const at::Tensor& x, const at::Tensor& weight, int64_t segments, int64_t mmad_order) {
     check(op, "x", x, weight, 1);
-    check_linear(op, weight, segments);
-    LinearTiling tiling{};
-    tiling.n = weight.size(0);
-    tiling.k = weight.size(1);
-    tiling.pieces = segments;
-    tiling.runs = 1;
-    tiling.run = tiling.k / segments;
-    tiling.b_rows_of_n = 1;
+    check_pieces_of_k(op, weight.size(1), segments);
+    const LinearTiling tiling = tiling_of_linear(weight.size(0), weight.size(1), segments);
     return contract(rows(x), rows(weight), tiling, out, sizes_of_result(x, tiling.n), mmad_order);
-}
-
-// Piece s of [gate | up] is gate piece s, then up piece s.
-at::Tensor gated_order(int64_t n, int64_t segments, const at::Device& device) {
-    return at::arange(n, at::TensorOptions(device).dtype(at::kLong)).view({2, segments, n / (2 * segments)}).transpose(0, 1).reshape(-1);
 }
 
 at::Tensor dgrad_to(const char* op, at::ScalarType out, const at::Tensor& dy, const at::Tensor& weight, int64_t segments, bool gated, int64_t mmad_order) {
     check(op, "dy", dy, weight, 0);
     const int64_t n = weight.size(0);
-    check_dgrad(op, n, segments, gated);
-    LinearTiling tiling{};
-    tiling.n = weight.size(1);
-    tiling.k = n;
-    tiling.pieces = segments;
-    tiling.runs = gated ? 2 : 1;
-    tiling.run = n / (segments * tiling.runs);
-    tiling.apart = n / 2;
+    check_pieces_of_n(op, n, segments, gated);
+    LinearTiling tiling = tiling_of_dgrad(n, weight.size(1), segments, gated);
     at::Tensor a = rows(dy), b = rows(weight);
-    if (gated && tiling.run % kFractal) {  // a group of 16 would begin in the gate and end in the up half: put the pieces side by side
-        const at::Tensor order = gated_order(n, segments, dy.device());
+    if (const at::Tensor order = order_of_ragged_pieces(tiling, dy.device()); order.defined()) {
         a = a.index_select(1, order);
         b = b.index_select(0, order);
-        tiling.runs = 1;
-        tiling.run *= 2;
     }
     return contract(a, b, tiling, out, sizes_of_result(dy, tiling.n), mmad_order);
 }
@@ -156,9 +100,9 @@ void wgrad_(const at::Tensor& main_grad, const at::Tensor& dy, const at::Tensor&
     if (m == 0 || n == 0 || k == 0) return;
     const at::Tensor dy_rows = rows(dy), x_rows = rows(x);
     LinearWgradTiling tiling{n, k, row_stride(dy_rows), row_stride(x_rows), int64_t(boundaries.size()) - 1, 0, 0};
-    tiling.tile_n = std::min(kLinearTile, round_up(n, kFractal));
-    tiling.tile_k = std::min(kLinearTile, round_up(k, kFractal));
-    const int64_t size = tiling.tile_n * tiling.tile_k, tiles = (n + tiling.tile_n - 1) / tiling.tile_n * ((k + tiling.tile_k - 1) / tiling.tile_k);
+    tiling.tile_n = tile_of(n);
+    tiling.tile_k = tile_of(k);
+    const int64_t size = tiling.tile_n * tiling.tile_k, tiles = cuts(n, tiling.tile_n) * cuts(k, tiling.tile_k);
     const int64_t blocks = cube_blocks(dy.device(), tiles, m * n * k);
     const at::Tensor starts = at::tensor(boundaries, at::kLong).to(dy.device());
     const at::Tensor workspace = at::empty({blocks * linear_wgrad_workspace(size)}, dy.options().dtype(at::kByte));
@@ -176,12 +120,6 @@ at::Tensor wgrad(const at::Tensor& dy, const at::Tensor& x, int64_t mmad_order) 
 }
 
 // ---- shapes
-
-at::Tensor result_like(const at::Tensor& x, const c10::SymInt& last, at::ScalarType dtype) {
-    c10::SymDimVector sizes(x.sym_sizes());
-    sizes.back() = last;
-    return at::empty_symint(sizes, x.options().dtype(dtype));
-}
 
 at::Tensor linear_meta(const at::Tensor& x, const at::Tensor& weight, int64_t, int64_t) {
     check("linear", "x", x, weight, 1);

@@ -1,4 +1,4 @@
-// Entry points of linear, dgrad and their fp32 forms: operands a [m][k], b, out [m][n], workspace fp32 (see LinearTiles::Workspace).
+// Entry points of linear, dgrad and their fp32 forms: operands a [m][k], b, out [m][n], workspace fp32 (see LinearBlock::Workspace).
 #include "linear_kernel.h"
 
 #include "launch.h"
@@ -9,14 +9,14 @@ template <typename T, typename Out>
 __global__ __aicore__ void linear(GM_ADDR a, GM_ADDR b, GM_ADDR out, GM_ADDR workspace, const LinearTiling tiling) {
     KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIC_1_2);
     AscendC::TPipe pipe;
-    const LinearTiles tiles(tiling);
+    LinearTiles tiles(tiling);
     if (ASCEND_IS_AIC) {
         LinearPieces<T> op;
         op.Init(a, b, workspace, tiles, &pipe);
         op.Process(tiles);
     } else {
         LinearTree<Out> op;
-        op.Init(workspace, out, tiles, &pipe);
+        op.Init(workspace, out, tiling, &pipe);
         op.Process(tiles);
     }
 }

@@ -34,5 +34,3 @@ MEGATRON_EXT_NATIVE(linear_fp32_bf16, LinearTiling, linear<BFloat16, false>)
 MEGATRON_EXT_NATIVE(linear_fp32_f16, LinearTiling, linear<Float16, false>)
 MEGATRON_EXT_NATIVE(linear_wgrad_bf16, LinearWgradTiling, linear_wgrad<BFloat16>)
 MEGATRON_EXT_NATIVE(linear_wgrad_f16, LinearWgradTiling, linear_wgrad<Float16>)
-
-// ---- for ctypes in megatron_ext/ops/native.py, until it calls torch.ops.megatron_ext

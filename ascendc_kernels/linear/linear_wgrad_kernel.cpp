@@ -9,7 +9,7 @@ template <typename T>
 __global__ __aicore__ void linear_wgrad(GM_ADDR grad, GM_ADDR dy, GM_ADDR x, GM_ADDR boundaries, GM_ADDR memory, const LinearWgradTiling tiling) {
     KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_MIX_AIC_1_2);
     AscendC::TPipe pipe;
-    const LinearWgradTiles tiles(tiling);
+    LinearWgradTiles tiles(tiling);
     LinearWgradWorkspace workspace;
     workspace.Init(memory, tiles);
     if (ASCEND_IS_AIC) {
@@ -17,8 +17,10 @@ __global__ __aicore__ void linear_wgrad(GM_ADDR grad, GM_ADDR dy, GM_ADDR x, GM_
         op.Init(dy, x, boundaries, workspace, tiles, &pipe);
         op.Process(tiles);
     } else {
-        LinearWgradAccumulator op;
-        op.Init(grad, workspace, tiles, &pipe);
+        LinearWgradGradient gradient;
+        gradient.Init(grad, uint64_t(tiling.n * tiling.k));
+        LinearWgradAccumulator<LinearWgradGradient> op;
+        op.Init(gradient, workspace, tiles, &pipe);
         op.Process(tiles);
     }
 }

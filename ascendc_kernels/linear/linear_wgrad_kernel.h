@@ -20,27 +20,41 @@ constexpr uint16_t kFlagPieces = 0, kFlagSum = 1;
 constexpr uint32_t kPieces = 5, kWholePieces = 3;  // the others are scaled
 constexpr float kPieceScale = 0x1p100f;
 
-// Which tiles a block takes, and its workspace; the same on its three cores.
-struct LinearWgradTiles {
-    LinearWgradTiling t;
-    int64_t n_tiles, block, count;
+// A tile of a gradient, which continues through the rows of `sequences` sequences from boundary `first` on; grad: which of the gradients, where there
+// are several.
+struct LinearWgradTile {
+    int64_t row, column;
+    uint32_t rows, columns;
+    int64_t first, sequences, grad;
+};
 
-    __aicore__ inline explicit LinearWgradTiles(const LinearWgradTiling& tiling) : t(tiling) {
-        n_tiles = (t.n + t.tile_n - 1) / t.tile_n;
-        const int64_t all = n_tiles * ((t.k + t.tile_k - 1) / t.tile_k), blocks = AscendC::GetBlockNum();
-        block = AscendC::GetBlockIdx() / AscendC::GetTaskRatio();
-        count = block < all ? (all - block + blocks - 1) / blocks : 0;
+// Which tiles a block takes, and its workspace; the same on its three cores.
+struct LinearWgradBlock {
+    LinearWgradTiling t;
+    int64_t block, tiles_of_grad, count = 0;
+
+    __aicore__ inline explicit LinearWgradBlock(const LinearWgradTiling& tiling)
+        : t(tiling), block(AscendC::GetBlockIdx() / AscendC::GetTaskRatio()), tiles_of_grad(Cuts(tiling.n, tiling.tile_n) * Cuts(tiling.k, tiling.tile_k)) {}
+    // Takes every GetBlockNum()-th tile of `all`.
+    __aicore__ inline void Share(int64_t all) { count = block < all ? (all - block + AscendC::GetBlockNum() - 1) / AscendC::GetBlockNum() : 0; }
+    __aicore__ inline int64_t Taken(int64_t i) const { return block + i * AscendC::GetBlockNum(); }
+    __aicore__ inline LinearWgradTile Cut(int64_t tile, int64_t first, int64_t sequences, int64_t grad) const {
+        const int64_t n_tiles = Cuts(t.n, t.tile_n), row = tile % n_tiles * t.tile_n, column = tile / n_tiles * t.tile_k;
+        return {row, column, uint32_t(t.n - row < t.tile_n ? t.n - row : t.tile_n), uint32_t(t.k - column < t.tile_k ? t.k - column : t.tile_k),
+                first, sequences, grad};
     }
-    __aicore__ inline int64_t Tile(int64_t i) const { return block + i * AscendC::GetBlockNum(); }
-    __aicore__ inline int64_t FirstRow(int64_t i) const { return Tile(i) % n_tiles * t.tile_n; }
-    __aicore__ inline int64_t FirstColumn(int64_t i) const { return Tile(i) / n_tiles * t.tile_k; }
-    __aicore__ inline uint32_t Rows(int64_t i) const { return uint32_t(t.n - FirstRow(i) < t.tile_n ? t.n - FirstRow(i) : t.tile_n); }
-    __aicore__ inline uint32_t Columns(int64_t i) const { return uint32_t(t.k - FirstColumn(i) < t.tile_k ? t.k - FirstColumn(i) : t.tile_k); }
     __aicore__ inline uint32_t Size() const { return uint32_t(t.tile_n * t.tile_k); }
-    // Elements; slots by the parity of i. Rows of Padded(Columns(i)).
+    // Elements; slots by the parity of i. Padded rows.
     __aicore__ inline uint64_t Pieces(int64_t i) const { return uint64_t(block * 2 + i % 2) * kPieces * Size(); }
     __aicore__ inline uint64_t Sum(int64_t i) const { return uint64_t(block * 2 + i % 2) * Size(); }
     __aicore__ inline uint64_t Diagonals() const { return uint64_t(block) * 2 * kFractalSize; }
+    static __aicore__ inline int64_t Cuts(int64_t size, int64_t tile) { return (size + tile - 1) / tile; }
+};
+
+// One gradient.
+struct LinearWgradTiles : LinearWgradBlock {
+    __aicore__ inline explicit LinearWgradTiles(const LinearWgradTiling& tiling) : LinearWgradBlock(tiling) { Share(tiles_of_grad); }
+    __aicore__ inline LinearWgradTile At(int64_t i) const { return Cut(Taken(i), 0, t.sequences, 0); }
 };
 
 // In this order, each with room for all blocks.
@@ -48,7 +62,7 @@ struct LinearWgradWorkspace {
     AscendC::GlobalTensor<float> sum;
     AscendC::GlobalTensor<bfloat16_t> pieces, diagonals;
 
-    __aicore__ inline void Init(GM_ADDR workspace, const LinearWgradTiles& tiles) {
+    __aicore__ inline void Init(GM_ADDR workspace, const LinearWgradBlock& tiles) {
         const uint64_t slots = uint64_t(AscendC::GetBlockNum()) * 2 * tiles.Size();
         sum.SetGlobalBuffer((__gm__ float*)workspace, slots);
         pieces.SetGlobalBuffer((__gm__ bfloat16_t*)(workspace + slots * sizeof(float)), slots * kPieces);
@@ -61,7 +75,7 @@ struct LinearWgradWorkspace {
 template <typename T>
 class LinearWgradSum {
  public:
-    __aicore__ inline void Init(GM_ADDR dy, GM_ADDR x, GM_ADDR boundaries, const LinearWgradWorkspace& workspace, const LinearWgradTiles& tiles,
+    __aicore__ inline void Init(GM_ADDR dy, GM_ADDR x, GM_ADDR boundaries, const LinearWgradWorkspace& workspace, const LinearWgradBlock& tiles,
                                 AscendC::TPipe* pipe) {
         workspace_ = workspace;
         boundaries_.SetGlobalBuffer((__gm__ int64_t*)boundaries, uint64_t(tiles.t.sequences + 1));
@@ -72,19 +86,20 @@ class LinearWgradSum {
         pipe->InitBuffer(c_, 2, tiles.Size() * sizeof(float));
     }
 
-    __aicore__ inline void Process(const LinearWgradTiles& tiles) {
+    template <typename Tiles>
+    __aicore__ inline void Process(Tiles& tiles) {
         for (int64_t i = 0; i < tiles.count; ++i) {
+            const LinearWgradTile tile = tiles.At(i);
             AscendC::LocalTensor<float> c = c_.AllocTensor<float>();
             AscendC::CrossCoreWaitFlag(kFlagPieces);
-            CopyIn(tiles, i);
-            Start(c, InFractals(tiles.Rows(i)), InFractals(tiles.Columns(i)), tiles.Size());
-            for (int64_t q = 0; q < tiles.t.sequences; ++q) {
+            CopyIn(tiles, tile, i);
+            Start(c, InFractals(tile.rows), InFractals(tile.columns), tiles.Size());
+            for (int64_t q = tile.first; q < tile.first + tile.sequences; ++q) {
                 const int64_t first = boundaries_.GetValue(uint64_t(q));
-                product_.Accumulate(c, dy_, x_, tiles.FirstRow(i), tiles.Rows(i), tiles.FirstColumn(i), tiles.Columns(i), first,
-                                    boundaries_.GetValue(uint64_t(q + 1)) - first, false);
+                product_.Accumulate(c, dy_, x_, tile.row, tile.rows, tile.column, tile.columns, first, boundaries_.GetValue(uint64_t(q + 1)) - first, false);
             }
             c_.EnQue(c);
-            CopyOut(tiles, i);
+            CopyOut(tile, tiles.Sum(i));
             AscendC::CrossCoreSetFlag<2, PIPE_FIX>(kFlagSum);
         }
     }
@@ -103,11 +118,11 @@ class LinearWgradSum {
         operand.rows_are_k = true;
     }
 
-    __aicore__ inline void CopyIn(const LinearWgradTiles& tiles, int64_t i) {
-        const uint32_t columns = Padded(tiles.Columns(i));
+    __aicore__ inline void CopyIn(const LinearWgradBlock& tiles, const LinearWgradTile& tile, int64_t i) {
+        const uint32_t columns = Padded(tile.columns);
         AscendC::LocalTensor<bfloat16_t> pieces = pieces_.AllocTensor<bfloat16_t>();
         for (uint32_t p = 0; p < kPieces; ++p)
-            LoadMatrix(pieces[p * tiles.Size()], workspace_.pieces[tiles.Pieces(i) + p * tiles.Size()], tiles.Rows(i), columns, columns, true);
+            LoadMatrix(pieces[p * tiles.Size()], workspace_.pieces[tiles.Pieces(i) + p * tiles.Size()], tile.rows, columns, columns, true);
         AscendC::DataCopy(pieces[kPieces * tiles.Size()], workspace_.diagonals[tiles.Diagonals()], 2 * kFractalSize);
         pieces_.EnQue(pieces);
     }
@@ -137,22 +152,34 @@ class LinearWgradSum {
         pieces_.FreeTensor(pieces);
     }
 
-    __aicore__ inline void CopyOut(const LinearWgradTiles& tiles, int64_t i) {
-        const uint32_t rows = tiles.Rows(i), columns = Padded(tiles.Columns(i));
+    __aicore__ inline void CopyOut(const LinearWgradTile& tile, uint64_t to) {
+        const uint32_t columns = Padded(tile.columns);
         AscendC::LocalTensor<float> c = c_.DeQue<float>();
         AscendC::Fixpipe<float, float, AscendC::CFG_ROW_MAJOR>(
-            workspace_.sum[tiles.Sum(i)], c, AscendC::FixpipeParamsV220(uint16_t(columns), uint16_t(rows), uint16_t(Padded(rows)), columns, false));
+            workspace_.sum[to], c, AscendC::FixpipeParamsV220(uint16_t(columns), uint16_t(tile.rows), uint16_t(Padded(tile.rows)), columns, false));
         c_.FreeTensor(c);
     }
 };
 
+// One gradient, of that size.
+class LinearWgradGradient {
+ public:
+    __aicore__ inline void Init(GM_ADDR grad, uint64_t size) { grad_.SetGlobalBuffer((__gm__ float*)grad, size); }
+    __aicore__ inline AscendC::GlobalTensor<float> operator[](int64_t) const { return grad_; }
+
+ private:
+    AscendC::GlobalTensor<float> grad_;
+};
+
 // The vector cores' part: they cut the accumulator into pieces, one tile ahead of the cube core, and store its sums. The two flags are enough for both
 // slots: pieces of tile i + 2 are written after the sum of tile i was waited for, and announced after it was stored.
+// `Gradients` has operator[]: where gradient g lies.
+template <typename Gradients>
 class LinearWgradAccumulator {
  public:
-    __aicore__ inline void Init(GM_ADDR grad, const LinearWgradWorkspace& workspace, const LinearWgradTiles& tiles, AscendC::TPipe* pipe) {
+    __aicore__ inline void Init(const Gradients& grads, const LinearWgradWorkspace& workspace, const LinearWgradBlock& tiles, AscendC::TPipe* pipe) {
+        grads_ = grads;
         workspace_ = workspace;
-        grad_.SetGlobalBuffer((__gm__ float*)grad, uint64_t(tiles.t.n * tiles.t.k));
         together_ = uint32_t(kElements / tiles.t.tile_k);
         const uint32_t elements = together_ * uint32_t(tiles.t.tile_k);
         pipe->InitBuffer(in_, 2, elements * sizeof(float));
@@ -162,14 +189,19 @@ class LinearWgradAccumulator {
         piece_ = piece_buffer_.Get<float>();
     }
 
-    __aicore__ inline void Process(const LinearWgradTiles& tiles) {
+    template <typename Tiles>
+    __aicore__ inline void Process(Tiles& tiles) {
         if (tiles.count == 0) return;
-        StoreDiagonals(tiles);
-        Cut(tiles, 0);
-        for (int64_t i = 0; i < tiles.count; ++i) {
-            if (i + 1 < tiles.count) Cut(tiles, i + 1);
+        StoreDiagonals(tiles.Diagonals());
+        LinearWgradTile tile = tiles.At(0), next = tile;
+        Cut(tiles, tile, 0);
+        for (int64_t i = 0; i < tiles.count; ++i, tile = next) {
+            if (i + 1 < tiles.count) {
+                next = tiles.At(i + 1);
+                Cut(tiles, next, i + 1);
+            }
             AscendC::CrossCoreWaitFlag(kFlagSum);
-            ForRows(tiles, i, [&](uint32_t row, uint32_t count) { Store(tiles, i, row, count); });
+            ForRows(tile, [&](uint32_t row, uint32_t count) { Store(tiles.t.k, tile, tiles.Sum(i), row, count); });
         }
     }
 
@@ -177,7 +209,7 @@ class LinearWgradAccumulator {
     static constexpr uint32_t kElements = 4096;  // of the accumulator in UB
 
     uint32_t together_;  // rows
-    AscendC::GlobalTensor<float> grad_;
+    Gradients grads_;
     LinearWgradWorkspace workspace_;
     AscendC::TQue<AscendC::TPosition::VECIN, 2> in_;
     AscendC::TQue<AscendC::TPosition::VECOUT, 2> out_, out_pieces_;
@@ -186,14 +218,14 @@ class LinearWgradAccumulator {
 
     // The first or the second half of a tile's rows, a few at a time.
     template <typename Body>
-    __aicore__ inline void ForRows(const LinearWgradTiles& tiles, int64_t i, Body body) {
-        const uint32_t rows = tiles.Rows(i), half = (rows + 1) / 2;
-        const uint32_t first = AscendC::GetSubBlockIdx() == 0 ? 0 : half, last = AscendC::GetSubBlockIdx() == 0 ? half : rows;
+    __aicore__ inline void ForRows(const LinearWgradTile& tile, Body body) {
+        const uint32_t half = (tile.rows + 1) / 2;
+        const uint32_t first = AscendC::GetSubBlockIdx() == 0 ? 0 : half, last = AscendC::GetSubBlockIdx() == 0 ? half : tile.rows;
         for (uint32_t row = first; row < last; row += together_) body(row, last - row < together_ ? last - row : together_);
     }
 
     // Fractals with 1 and with 1 / kPieceScale on the diagonal, by the first vector core.
-    __aicore__ inline void StoreDiagonals(const LinearWgradTiles& tiles) {
+    __aicore__ inline void StoreDiagonals(uint64_t to) {
         if (AscendC::GetSubBlockIdx() != 0) return;
         AscendC::LocalTensor<bfloat16_t> diagonals = out_pieces_.AllocTensor<bfloat16_t>();
         AscendC::Duplicate(piece_, 0.0f, int32_t(2 * kFractalSize));
@@ -208,32 +240,32 @@ class LinearWgradAccumulator {
         AscendC::Cast(diagonals, piece_, AscendC::RoundMode::CAST_RINT, 2 * kFractalSize);
         out_pieces_.EnQue(diagonals);
         diagonals = out_pieces_.DeQue<bfloat16_t>();
-        AscendC::DataCopy(workspace_.diagonals[tiles.Diagonals()], diagonals, 2 * kFractalSize);
+        AscendC::DataCopy(workspace_.diagonals[to], diagonals, 2 * kFractalSize);
         out_pieces_.FreeTensor(diagonals);
     }
 
-    __aicore__ inline void Cut(const LinearWgradTiles& tiles, int64_t i) {
-        ForRows(tiles, i, [&](uint32_t row, uint32_t count) {
-            CopyIn(tiles, i, row, count);
-            Compute(tiles, i, count);
-            CopyOut(tiles, i, row, count);
+    __aicore__ inline void Cut(const LinearWgradBlock& tiles, const LinearWgradTile& tile, int64_t i) {
+        ForRows(tile, [&](uint32_t row, uint32_t count) {
+            const uint32_t columns = Padded(tile.columns), size = count * columns;
+            CopyIn(tiles.t.k, tile, row, count);
+            Compute(size);
+            CopyOut(tiles.Size(), tiles.Pieces(i) + row * columns, size);
         });
         AscendC::CrossCoreSetFlag<2, PIPE_MTE3>(kFlagPieces);
     }
 
     // Columns beyond the gradient are zero: they are multiplied with the others' zeros, and 0 x NaN is not 0.
-    __aicore__ inline void CopyIn(const LinearWgradTiles& tiles, int64_t i, uint32_t row, uint32_t count) {
-        const uint32_t columns = tiles.Columns(i), missing = Padded(columns) - columns, most = 32 / sizeof(float);
-        const uint32_t bytes = columns * sizeof(float);
+    __aicore__ inline void CopyIn(int64_t k, const LinearWgradTile& tile, uint32_t row, uint32_t count) {
+        const uint32_t missing = Padded(tile.columns) - tile.columns, most = 32 / sizeof(float);
+        const uint32_t bytes = tile.columns * sizeof(float);
         AscendC::LocalTensor<float> in = in_.AllocTensor<float>();
-        AscendC::DataCopyPad(in, grad_[uint64_t((tiles.FirstRow(i) + row) * tiles.t.k + tiles.FirstColumn(i))],
-                             AscendC::DataCopyExtParams(uint16_t(count), bytes, uint32_t(tiles.t.k * sizeof(float)) - bytes, 0, 0),
+        AscendC::DataCopyPad(in, grads_[tile.grad][uint64_t((tile.row + row) * k + tile.column)],
+                             AscendC::DataCopyExtParams(uint16_t(count), bytes, uint32_t(k * sizeof(float)) - bytes, 0, 0),
                              AscendC::DataCopyPadExtParams<float>(missing > 0, 0, uint8_t(missing < most ? missing : most), 0.0f));
         in_.EnQue(in);
     }
 
-    __aicore__ inline void Compute(const LinearWgradTiles& tiles, int64_t i, uint32_t count) {
-        const uint32_t size = count * Padded(tiles.Columns(i));
+    __aicore__ inline void Compute(uint32_t size) {
         AscendC::LocalTensor<float> rest = in_.DeQue<float>();
         AscendC::LocalTensor<bfloat16_t> pieces = out_pieces_.AllocTensor<bfloat16_t>();
         for (uint32_t p = 0; p < kPieces; ++p) {
@@ -253,19 +285,19 @@ class LinearWgradAccumulator {
         in_.FreeTensor(rest);
     }
 
-    __aicore__ inline void CopyOut(const LinearWgradTiles& tiles, int64_t i, uint32_t row, uint32_t count) {
+    // `size` neighbouring elements of every piece; a piece is `piece` elements.
+    __aicore__ inline void CopyOut(uint32_t piece, uint64_t to, uint32_t size) {
         constexpr uint32_t kInBlock = 32 / sizeof(bfloat16_t);
-        const uint32_t columns = Padded(tiles.Columns(i)), size = count * columns;
         AscendC::LocalTensor<bfloat16_t> pieces = out_pieces_.DeQue<bfloat16_t>();
-        AscendC::DataCopy(workspace_.pieces[tiles.Pieces(i) + row * columns], pieces,
-                          AscendC::DataCopyParams(uint16_t(kPieces), uint16_t(size / kInBlock), 0, uint16_t((tiles.Size() - size) / kInBlock)));
+        AscendC::DataCopy(workspace_.pieces[to], pieces,
+                          AscendC::DataCopyParams(uint16_t(kPieces), uint16_t(size / kInBlock), 0, uint16_t((piece - size) / kInBlock)));
         out_pieces_.FreeTensor(pieces);
     }
 
-    __aicore__ inline void Store(const LinearWgradTiles& tiles, int64_t i, uint32_t row, uint32_t count) {
-        const uint32_t columns = Padded(tiles.Columns(i)), size = count * columns, bytes = tiles.Columns(i) * sizeof(float);
+    __aicore__ inline void Store(int64_t k, const LinearWgradTile& tile, uint64_t from, uint32_t row, uint32_t count) {
+        const uint32_t columns = Padded(tile.columns), size = count * columns, bytes = tile.columns * sizeof(float);
         AscendC::LocalTensor<float> sum = in_.AllocTensor<float>();
-        AscendC::DataCopy(sum, workspace_.sum[tiles.Sum(i) + row * columns], size);
+        AscendC::DataCopy(sum, workspace_.sum[from + row * columns], size);
         in_.EnQue(sum);
         sum = in_.DeQue<float>();
         AscendC::LocalTensor<float> out = out_.AllocTensor<float>();
@@ -273,9 +305,9 @@ class LinearWgradAccumulator {
         out_.EnQue(out);
         in_.FreeTensor(sum);
         out = out_.DeQue<float>();
-        AscendC::DataCopyPad(grad_[uint64_t((tiles.FirstRow(i) + row) * tiles.t.k + tiles.FirstColumn(i))], out,
+        AscendC::DataCopyPad(grads_[tile.grad][uint64_t((tile.row + row) * k + tile.column)], out,
                              AscendC::DataCopyExtParams(uint16_t(count), bytes, (columns * sizeof(float) - bytes) / 32,
-                                                        uint32_t(tiles.t.k * sizeof(float)) - bytes, 0));
+                                                        uint32_t(k * sizeof(float)) - bytes, 0));
         out_.FreeTensor(out);
     }
 };

@@ -1,5 +1,5 @@
-// A contraction in the segment tree on a CPU, with the bits of reference/sums.py: contract_segments. For linear layers and their input
-// gradients; an expert's rows are a call of their own.
+// A contraction in the segment tree on a CPU, with the bits of reference/sums.py: contract_segments. For linear layers, for
+// the rows of an expert, and for their input gradients.
 //
 // Rows are cut into blocks, columns into panels of sixteen, and threads own columns or rows: a result is one chain of additions through its
 // pieces and one tree, wherever the cuts are.
@@ -14,6 +14,9 @@ constexpr Index kBlockRows = 48;           // rows that share a panel while it i
 constexpr Index kGroup = 4;                // panels of one piece that are in the second cache together: 64 columns, whole cache lines
 constexpr Index kPackedBytes = 2 << 20;    // panels of all pieces that are kept for the next block of rows
 
+// What reading a weight once for so many rows costs, in multiply-adds with an element: packing a panel costs about as much as four rows.
+inline double work_of_rows(Index rows) { return double(rows + 4); }
+
 template <typename T>
 class Contraction {
  public:
@@ -23,15 +26,19 @@ class Contraction {
 
     void run(const Threads& threads) const {
         const Index panels = (n_ + kPanel - 1) / kPanel;
-        const double work = double(m_ + 4) * n_ * pieces_.length() * pieces_.count;  // 4: packing a panel costs about as much as four rows
-        if (FewRows<T>::takes(m_, n_, b_, pieces_))
-            parallel_ranges(panels, threads, work, [this](Index first, Index last) {
-                FewRows<T>{order_, a_, a_stride_, b_, m_, n_, pieces_, out_}.columns(first * kPanel, std::min(last * kPanel, n_));
-            });
-        else if (panels >= threads.count)
-            parallel_ranges(panels, threads, work, [this](Index first, Index last) { range(first, last, 0, m_); });
+        const double work = work_of_rows(m_) * n_ * pieces_.length() * pieces_.count;
+        if (panels >= threads.count || is_few_rows())
+            parallel_ranges(panels, threads, work, [this](Index first, Index last) { columns(first, last); });
         else
             parallel_ranges(m_, threads, work, [this, panels](Index first, Index last) { range(0, panels, first, last); });
+    }
+
+    // All rows of panels [first, last).
+    void columns(Index first, Index last) const {
+        if (is_few_rows())
+            FewRows<T>{order_, a_, a_stride_, b_, m_, n_, pieces_, out_}.columns(first * kPanel, std::min(last * kPanel, n_));
+        else
+            range(first, last, 0, m_);
     }
 
  private:
@@ -51,6 +58,7 @@ class Contraction {
         Magnitudes a_seen;
     };
 
+    bool is_few_rows() const { return FewRows<T>::takes(m_, n_, b_, pieces_); }
     Index group_size() const { return kGroup * padded_ * kPanel; }
 
     void range(Index first_panel, Index last_panel, Index first_row, Index last_row) const {

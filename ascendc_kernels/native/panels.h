@@ -8,17 +8,18 @@ namespace megatron_ext {
 
 constexpr Index kLine = 2 * kFractal;  // values of two bytes in a cache line
 
-// Eight columns of Count values of k: more columns side by side often share a cache set and push each other out.
-template <Index Count, typename T>
-inline void transpose_columns(const T* from, Index stride, float* panel) {
+// Eight columns of Count values of k, column(n) points to the first of column n: more columns side by side often share a cache set and push each
+// other out.
+template <typename T, Index Count, typename Column>
+inline void transpose_columns(Column column, float* panel) {
 #ifdef __AVX2__
     for (Index k = 0; k < Count; k += kFractal) {
-        const Fractal<T> fractal([=](Index n) { return from + k + n * stride; });
+        const Fractal<T> fractal([&](Index n) { return column(n) + k; });
         for (Index i = 0; i < kFractal; ++i) store(panel + (k + i) * kPanel, fractal[i]);
     }
 #else
     float columns[kLanes][Count];
-    for (Index n = 0; n < kLanes; ++n) widen<Count>(from + n * stride, columns[n]);
+    for (Index n = 0; n < kLanes; ++n) widen<Count>(column(n), columns[n]);
     for (Index k = 0; k < Count; k += kLanes) transpose8(columns[0] + k, Count, panel + k * kPanel, kPanel);
 #endif
 }
@@ -45,10 +46,11 @@ inline void pack_panel(const Matrix<T>& b, Index first, Index length, Index n0, 
             seen.add_panel_row(b.at(first + k, n0));
         }
     } else if (live == kPanel) {
+        const auto eight = [&](Index n) { return [&b, at = b.at(first + k, n0 + n)](Index i) { return at + i * b.n_stride; }; };
         for (; k + kLine <= length; k += kLine)
-            for (Index n = 0; n < kPanel; n += kLanes) transpose_columns<kLine>(b.at(first + k, n0 + n), b.n_stride, panel + k * kPanel + n);
+            for (Index n = 0; n < kPanel; n += kLanes) transpose_columns<T, kLine>(eight(n), panel + k * kPanel + n);
         for (; k + kFractal <= length; k += kFractal)
-            for (Index n = 0; n < kPanel; n += kLanes) transpose_columns<kFractal>(b.at(first + k, n0 + n), b.n_stride, panel + k * kPanel + n);
+            for (Index n = 0; n < kPanel; n += kLanes) transpose_columns<T, kFractal>(eight(n), panel + k * kPanel + n);
         for (Index n = 0; n < kPanel; ++n) seen.add(b.at(first, n0 + n), k);
     }
     pack_rest(b, first + k, length - k, n0, live, panel + k * kPanel, seen);

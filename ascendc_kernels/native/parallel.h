@@ -21,4 +21,26 @@ inline void parallel_ranges(Index count, const Threads& threads, double work, Bo
     threads.run(useful, [](void* context, int64_t i) { (*static_cast<decltype(range)*>(context))(i); }, const_cast<void*>(static_cast<const void*>(&range)));
 }
 
+// body(group, first, last) over units [0, units) of every group, cut into ranges of nearly equal cost, some of which hold several groups. cost(group):
+// multiply-adds of a unit; 0 leaves the group out.
+template <typename Cost, typename Body>
+inline void parallel_groups(Index groups, Index units, const Threads& threads, Cost cost, Body body) {
+    double total = 0;
+    for (Index g = 0; g < groups; ++g) total += cost(g) * units;
+    const Index ranges = std::max<Index>(1, std::min<Index>(threads.count, Index(total / kWorkPerThread)));
+    parallel_ranges(ranges, threads, total, [&](Index first_range, Index last_range) {
+        double before = 0;  // cost of the groups before
+        const auto unit_at = [&](Index range, double each) {
+            return range == ranges ? units : std::clamp<Index>(Index(std::ceil((total * range / ranges - before) / each)), 0, units);
+        };
+        for (Index g = 0; g < groups; ++g) {
+            const double each = cost(g);
+            if (each == 0) continue;
+            const Index first = unit_at(first_range, each), last = unit_at(last_range, each);
+            if (first < last) body(g, first, last);
+            before += each * units;
+        }
+    });
+}
+
 }  // namespace megatron_ext

@@ -30,6 +30,15 @@ inline Lanes vector_trees(Index first, Get get) {
     return lane_trees(v);
 }
 
+inline float lane_tree(Lanes t) { return ((t[0] + t[1]) + (t[2] + t[3])) + ((t[4] + t[5]) + (t[6] + t[7])); }
+
+// The sum of the block of 64 at `terms`.
+inline float block_sum(const float* terms) {
+    return lane_tree(vector_trees(0, [=](Index i, Lanes* v) {
+        for (Index j = 0; j < kTogether; ++j) v[j] = load(terms + i + j * kLanes);
+    }));
+}
+
 // row_sum of n terms, n a multiple of 64; get as above.
 template <typename Get>
 inline float sum_of_blocks(Index n, Get get) {
@@ -42,10 +51,7 @@ inline float sum_of_blocks(Index n, Get get) {
         const Lanes sums = lane_trees(trees);
         for (Index b = 0; b < kLanes; ++b) total = total + sums[b];
     }
-    for (; first < n; first += kRowSumBlock) {
-        const Lanes t = vector_trees(first, get);
-        total = total + (((t[0] + t[1]) + (t[2] + t[3])) + ((t[4] + t[5]) + (t[6] + t[7])));
-    }
+    for (; first < n; first += kRowSumBlock) total = total + lane_tree(vector_trees(first, get));
     return total;
 }
 

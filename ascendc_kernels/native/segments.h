@@ -39,6 +39,12 @@ struct Output {
     Index columns;
     bool rounded;
 
+    // The rows from `row` on.
+    Output from(Index row) const {
+        const Index size = rounded ? Index(sizeof(T)) : Index(sizeof(float));
+        return {static_cast<char*>(data) + row * columns * size, columns, rounded};
+    }
+
     void put(Index row, Index column, const float* from, Index count) const {
         const Index at = row * columns + column;
         if (rounded)

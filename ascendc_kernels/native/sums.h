@@ -12,7 +12,6 @@ using Index = int64_t;
 constexpr Index kFractal = MEGATRON_EXT_FRACTAL;            // set by ascendc_kernels/build.py
 constexpr Index kRowSumBlock = MEGATRON_EXT_ROW_SUM_BLOCK;  // set by ascendc_kernels/build.py
 constexpr Index kPanel = 16;          // columns computed together; no order depends on it
-constexpr Index kRows = 4;            // rows computed together; no order depends on it
 enum MmadOrder : int32_t { kSequential = 0, kGroups16 = 1 };
 
 typedef float Lanes __attribute__((vector_size(32), aligned(4), may_alias));
@@ -89,44 +88,6 @@ inline void contract_block_groups16(const float* a, Index a_stride, const float*
             }
             store_register(c + r * c_stride + h * kWidth, acc);
         }
-}
-
-template <int Rows>
-inline void contract_block(MmadOrder order, const float* a, Index a_stride, const float* panel, Index length, float* c, Index c_stride) {
-    if (order == kGroups16)
-        contract_block_groups16<Rows>(a, a_stride, panel, length, c, c_stride);
-    else
-        contract_block_sequential<Rows>(a, a_stride, panel, length, c, c_stride);
-}
-
-// c[rows][16] += a[rows][L] x panel[L][16]. length must be a multiple of 16.
-inline void contract_rows(MmadOrder order, const float* a, Index a_stride, Index rows, const float* panel, Index length, float* c,
-                          Index c_stride) {
-    Index m = 0;
-    for (; m + kRows <= rows; m += kRows)
-        contract_block<kRows>(order, a + m * a_stride, a_stride, panel, length, c + m * c_stride, c_stride);
-    for (; m < rows; ++m) contract_block<1>(order, a + m * a_stride, a_stride, panel, length, c + m * c_stride, c_stride);
-}
-
-// panels[n / 16][k][16] of a matrix b(k, n), zero outside [length) x [columns).
-template <typename Get>
-inline void pack_panels(std::vector<float>& panels, Index length, Index columns, Get b) {
-    const Index padded_length = round_up(length, kFractal), padded_columns = round_up(columns, kPanel);
-    panels.resize(padded_length * padded_columns);
-    for (Index n0 = 0; n0 < padded_columns; n0 += kPanel) {
-        float* panel = panels.data() + n0 * padded_length;
-        const Index live = std::min(kPanel, columns - n0);
-        for (Index k = 0; k < padded_length; ++k)
-            for (Index j = 0; j < kPanel; ++j) panel[k * kPanel + j] = (k < length && j < live) ? b(k, n0 + j) : 0.0f;
-    }
-}
-
-// c[rows][padded columns] += a[rows][L] x panels; every stride and L already padded.
-inline void contract_panels(MmadOrder order, const float* a, Index a_stride, Index rows, const std::vector<float>& panels, Index length,
-                            Index columns, float* c, Index c_stride) {
-    const Index padded_length = round_up(length, kFractal);
-    for (Index n0 = 0; n0 < columns; n0 += kPanel)
-        contract_rows(order, a, a_stride, rows, panels.data() + n0 * padded_length, padded_length, c + n0, c_stride);
 }
 
 }  // namespace megatron_ext

@@ -61,13 +61,22 @@ class Magnitudes {
 template <typename T>
 using Storage = typename std::conditional<std::is_same<T, float>::value, BFloat16, T>::type;
 
+// The two numbers of it that count.
+struct Extremes {
+    uint16_t low = 0, high = 0;
+
+    Extremes() = default;
+    Extremes(uint16_t smallest, uint16_t largest) : low(smallest), high(largest) {}
+    Extremes(const Magnitudes& seen) : low(seen.smallest()), high(seen.largest()) {}
+};
+
 // Whether every product of a value of `a` and one of `b` is finite and has all its bits in fp32.
 template <typename T>
-inline bool products_are_exact(const Magnitudes& a, const Magnitudes& b) {
+inline bool products_are_exact(const Extremes& a, const Extremes& b) {
     if (std::is_same<T, float>::value) return false;
-    if (a.largest() == 0 || b.largest() == 0) return true;
+    if (a.high == 0 || b.high == 0) return true;
     const auto value = [](uint16_t bits) { return double(to_float(bit_cast<Storage<T>>(bits))); };
-    const double highest = value(a.largest()) * value(b.largest()), lowest = value(a.smallest()) * value(b.smallest());
+    const double highest = value(a.high) * value(b.high), lowest = value(a.low) * value(b.low);
     constexpr double kLowest = std::is_same<T, BFloat16>::value ? 0x1p-134 : 0x1p-128;  // products have 16 or 22 bits, down to 2^-149
     return highest < 0x1p127 && lowest >= kLowest;  // false for infinities and NaN
 }
@@ -92,21 +101,23 @@ inline void tile(MmadOrder order, bool exact, const float* a, Index a_stride, co
         contract_block_sequential<Rows>(a, a_stride, panel, length, c, c_stride);
 }
 
-// rows rows, in tiles; no order depends on how they are cut.
+// rows rows, in tiles of nearly equal size: a tile of one or two rows leaves the adders waiting. No order depends on how rows are cut.
 inline void tiles(MmadOrder order, bool exact, const float* a, Index a_stride, Index rows, const float* panel, Index length, float* c,
                   Index c_stride) {
-    Index m = 0;
-    for (; m + kTileRows <= rows; m += kTileRows)
-        tile<kTileRows>(order, exact, a + m * a_stride, a_stride, panel, length, c + m * c_stride, c_stride);
-    if (m + 4 <= rows) {
-        tile<4>(order, exact, a + m * a_stride, a_stride, panel, length, c + m * c_stride, c_stride);
-        m += 4;
+    const Index count = (rows + kTileRows - 1) / kTileRows;
+    for (Index t = 0; t < count; ++t) {
+        const Index first = rows * t / count;
+        const float* from = a + first * a_stride;
+        float* to = c + first * c_stride;
+        switch (rows * (t + 1) / count - first) {
+            case 6: tile<6>(order, exact, from, a_stride, panel, length, to, c_stride); break;
+            case 5: tile<5>(order, exact, from, a_stride, panel, length, to, c_stride); break;
+            case 4: tile<4>(order, exact, from, a_stride, panel, length, to, c_stride); break;
+            case 3: tile<3>(order, exact, from, a_stride, panel, length, to, c_stride); break;
+            case 2: tile<2>(order, exact, from, a_stride, panel, length, to, c_stride); break;
+            default: tile<1>(order, exact, from, a_stride, panel, length, to, c_stride);
+        }
     }
-    if (m + 2 <= rows) {
-        tile<2>(order, exact, a + m * a_stride, a_stride, panel, length, c + m * c_stride, c_stride);
-        m += 2;
-    }
-    if (m < rows) tile<1>(order, exact, a + m * a_stride, a_stride, panel, length, c + m * c_stride, c_stride);
 }
 
 // Eight rows of eight values, transposed: to[i][j] = from[j][i].

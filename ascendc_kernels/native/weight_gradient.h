@@ -1,5 +1,5 @@
-// Weight gradient of a linear layer on a CPU, with the bits of reference/linear.py: wgrad. For linear layers; an expert's rows are a call of
-// their own.
+// Weight gradient of a linear layer on a CPU, with the bits of reference/linear.py: wgrad. For linear layers and for
+// the rows of an expert.
 //
 // The accumulator is read as +0 where it is -0, as the cube core reads it (see ../linear/README.md); no sum is -0 from then on.
 #pragma once
@@ -20,15 +20,18 @@ struct WeightGradient {
     void run(const int64_t* boundaries, Index sequences, const Threads& threads) const {
         const Index panels = (k + kPanel - 1) / kPanel;
         const double work = double(boundaries[sequences] - boundaries[0]) * n * k;
-        parallel_ranges(panels, threads, work, [&](Index first, Index last) {
-            Scratch scratch(first * kPanel, std::min(last * kPanel, k));
-            bool started = false;
-            for (Index q = 0; q < sequences; ++q)
-                for (Index row = boundaries[q]; row < boundaries[q + 1]; row += kRowsTogether) {
-                    rows(row, std::min<Index>(kRowsTogether, boundaries[q + 1] - row), started, scratch);
-                    started = true;
-                }
-        });
+        parallel_ranges(panels, threads, work, [&](Index first, Index last) { columns(boundaries, sequences, first, last); });
+    }
+
+    // Panels [first, last) of the gradient's columns.
+    void columns(const int64_t* boundaries, Index sequences, Index first, Index last) const {
+        Scratch scratch(first * kPanel, std::min(last * kPanel, k));
+        bool started = false;
+        for (Index q = 0; q < sequences; ++q)
+            for (Index row = boundaries[q]; row < boundaries[q + 1]; row += kRowsTogether) {
+                rows(row, std::min<Index>(kRowsTogether, boundaries[q + 1] - row), started, scratch);
+                started = true;
+            }
     }
 
  private:

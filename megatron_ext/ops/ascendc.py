@@ -5,14 +5,13 @@ from __future__ import annotations
 import torch
 
 from ascendc_kernels.library import load
-from megatron_ext.ops.native import attention, attention_backward, combine
 from megatron_ext.reduction_order import MMAD_ORDERS
-from megatron_ext.reference import router
 
 __all__ = [
-    "add_rms_norm", "apply_rope", "attention", "attention_backward", "combine", "dgrad", "dgrad_fp32", "embedding_wgrad_", "exp", "linear",
-    "linear_fp32", "load", "log", "log_softmax", "logprob_from_parts", "ordered_sum", "rms_norm", "rms_norm_backward_", "route", "route_backward",
-    "row_sum", "swiglu", "token_logprob", "vocab_dlogits", "vocab_exp_sum", "vocab_max", "wgrad_",
+    "add_rms_norm", "apply_rope", "attention_paged", "attention_varlen", "combine", "combine_backward", "combine_rows", "dgrad", "dgrad_fp32",
+    "embedding_wgrad_", "exp", "grouped_dgrad", "grouped_dgrad_fp32", "grouped_linear", "grouped_wgrad_", "linear", "linear_fp32", "load", "log",
+    "log_softmax", "logprob_from_parts", "ordered_sum", "permute", "rms_norm", "rms_norm_backward_", "route", "route_backward", "row_sum", "swiglu",
+    "token_logprob", "unpermute", "vocab_dlogits", "vocab_exp_sum", "vocab_max", "wgrad_",
 ]  # fmt: skip
 
 op = torch.ops.megatron_ext
@@ -41,8 +40,47 @@ def wgrad_(grad_NK, dy, x, boundaries, mmad_order):
     op.wgrad_(grad_NK, dy, x, boundaries, MMAD_ORDERS.index(mmad_order))
 
 
+def grouped_linear(x_RK, w_ENK, counts_E, segments, mmad_order):
+    return op.grouped_linear(x_RK, w_ENK, counts_E, segments, MMAD_ORDERS.index(mmad_order))
+
+
+def grouped_dgrad(dy_RN, w_ENK, counts_E, segments, gated, mmad_order):
+    return op.grouped_dgrad(dy_RN, w_ENK, counts_E, segments, gated, MMAD_ORDERS.index(mmad_order))
+
+
+def grouped_dgrad_fp32(dy_RN, w_ENK, counts_E, segments, gated, mmad_order):
+    return op.grouped_dgrad_fp32(dy_RN, w_ENK, counts_E, segments, gated, MMAD_ORDERS.index(mmad_order))
+
+
+def grouped_wgrad_(grads_ENK, dy_RN, x_RK, counts_E, boundaries, mmad_order):
+    op.grouped_wgrad_(grads_ENK, dy_RN, x_RK, counts_E, boundaries, MMAD_ORDERS.index(mmad_order))
+
+
 def ordered_sum(parts, dtype):
     return op.ordered_sum(parts, dtype)
+
+
+# ---- token copies
+
+
+def permute(x_TH, token_ids_R):
+    return op.permute(x_TH, token_ids_R)
+
+
+def unpermute(rows_RH, index_R):
+    return op.unpermute(rows_RH, index_R)
+
+
+def combine(y_RH, weights_R, token_ids_R, expert_ids_R, num_tokens, num_experts, segments, expert_range):
+    return op.combine(y_RH, weights_R, token_ids_R, expert_ids_R, num_tokens, num_experts, segments, *expert_range)
+
+
+def combine_rows(y_RH, weights_R, token_ids_R, expert_ids_R, num_tokens, num_experts, segments):
+    return op.combine_rows(y_RH, weights_R, token_ids_R, expert_ids_R, num_tokens, num_experts, segments)
+
+
+def combine_backward(dout_TH, y_RH, weights_R, token_ids_R):
+    return op.combine_backward(dout_TH, y_RH, weights_R, token_ids_R)
 
 
 # ---- rows
@@ -84,6 +122,17 @@ def row_sum(x):
     return op.row_sum(x)
 
 
+# ---- attention
+
+
+def attention_varlen(q, k, v, cu_seqlens, scale, kv_tile, mmad_order):
+    return op.attention_varlen(q, k, v, cu_seqlens, scale, kv_tile, MMAD_ORDERS.index(mmad_order))[0]
+
+
+def attention_paged(q, k_cache, v_cache, block_tables, cu_query_lens, kv_lens, scale, kv_tile, mmad_order):
+    return op.attention_paged(q, k_cache, v_cache, block_tables, cu_query_lens, kv_lens, scale, kv_tile, MMAD_ORDERS.index(mmad_order))[0]
+
+
 # ---- vocabulary
 
 
@@ -111,12 +160,12 @@ def log_softmax(logits_TV, temperature, segments):
     return op.log_softmax(logits_TV, temperature, segments)
 
 
-# ---- router: composed of the above
+# ---- router
 
 
 def route(*arguments):
-    return router.route(*arguments, exp=exp, row_sum=row_sum)
+    return op.route(*arguments)
 
 
 def route_backward(*arguments):
-    return router.route_backward(*arguments, exp=exp, row_sum=row_sum)
+    return op.route_backward(*arguments)

@@ -17,32 +17,13 @@ def check_heads(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> N
     check(op, q.shape[1] % k.shape[-2] == 0, f"{q.shape[1]} query heads are not a multiple of {k.shape[-2]} key heads")
 
 
-class AttentionVarlen(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, cu_seqlens, scale):
-        order = active_order()
-        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        lens = cu_seqlens[1:] - cu_seqlens[:-1]
-        o, lse = kernels().attention(q, k, v, cu_seqlens, lens, None, scale, order.kv_tile, order.mmad_order)
-        ctx.save_for_backward(q, k, v, o, lse, cu_seqlens)
-        ctx.scale = scale
-        return o
-
-    @staticmethod
-    def backward(ctx, do):
-        q, k, v, o, lse, cu_seqlens = ctx.saved_tensors
-        order = active_order()
-        grads = kernels().attention_backward(do.contiguous(), q, k, v, o, lse, cu_seqlens, ctx.scale, order.kv_tile, order.mmad_order)
-        return *(grad.to(q.dtype) for grad in grads), None, None
-
-
 def attention_varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, scale: float) -> torch.Tensor:
     """q [T, Hq, D], k and v [T, Hkv, D], int32 cu_seqlens [B + 1] -> [T, Hq, D]. Differentiable."""
     check_heads("attention_varlen", q, k, v)
-    cu_seqlens = cu_seqlens.to(torch.int32).contiguous()
+    order, cu_seqlens = active_order(), cu_seqlens.to(torch.int32)
     check("attention_varlen", int(cu_seqlens[-1]) == q.shape[0] == k.shape[0],
           f"cu_seqlens ends at {int(cu_seqlens[-1])}, q has {q.shape[0]} rows, k {k.shape[0]}")  # fmt: skip
-    return AttentionVarlen.apply(q, k, v, cu_seqlens, scale)
+    return kernels().attention_varlen(q, k, v, cu_seqlens, scale, order.kv_tile, order.mmad_order)
 
 
 def attention_paged(q, k_cache, v_cache, block_tables, cu_query_lens, kv_lens, scale: float) -> torch.Tensor:
@@ -53,10 +34,10 @@ def attention_paged(q, k_cache, v_cache, block_tables, cu_query_lens, kv_lens, s
     check_heads("attention_paged", q, k_cache, v_cache)
     order, page = active_order(), k_cache.shape[1]
     check("attention_paged", order.kv_tile % page == 0, f"page size {page} does not divide the key tile {order.kv_tile}")
-    tables, cu, lens = (x.to(torch.int32).contiguous() for x in (block_tables, cu_query_lens, kv_lens))
+    tables, cu, lens = (x.to(torch.int32) for x in (block_tables, cu_query_lens, kv_lens))
     pages_needed = (int(lens.max()) + page - 1) // page if len(lens) else 0
     check("attention_paged", tables.shape[1] >= pages_needed, f"block_tables has {tables.shape[1]} pages, kv_lens need {pages_needed}")
-    return kernels().attention(q.contiguous(), k_cache, v_cache, cu, lens, tables, scale, order.kv_tile, order.mmad_order)[0]
+    return kernels().attention_paged(q, k_cache, v_cache, tables, cu, lens, scale, order.kv_tile, order.mmad_order)
 
 
 def write_kv_cache(k, v, k_cache, v_cache, slot_mapping: torch.Tensor) -> None:

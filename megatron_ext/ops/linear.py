@@ -83,39 +83,49 @@ def ordered_sum(parts: torch.Tensor, dtype: torch.dtype | None = None) -> torch.
     return kernels().ordered_sum(parts, dtype)
 
 
-def expert_slices(counts_E: torch.Tensor) -> list[slice]:
-    """Row range of every expert, for rows sorted by expert."""
-    ends = counts_E.cumsum(0).tolist()
-    return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+def check_grouped(op: str, x: torch.Tensor, w_ENK: torch.Tensor, counts_E: torch.Tensor) -> None:
+    check(op, counts_E.shape == w_ENK.shape[:1], f"counts are {tuple(counts_E.shape)}, the weights of {w_ENK.shape[0]} experts were given")
+    if x.device.type == "cpu":  # on a device nobody waits for the router's counts
+        total = int(counts_E.sum())
+        check(op, total == x.shape[0], f"counts sum to {total}, but there are {x.shape[0]} rows")
 
 
 def grouped_linear(x_RK: torch.Tensor, w_ENK: torch.Tensor, counts_E: torch.Tensor) -> torch.Tensor:
-    """Rows sorted by expert -> [R, N], one rounding. A row's bits never depend on other rows or on the counts."""
-    check("grouped_linear", int(counts_E.sum()) == x_RK.shape[0], f"counts sum to {int(counts_E.sum())}, x has {x_RK.shape[0]} rows")
-    y = x_RK.new_empty(x_RK.shape[0], w_ENK.shape[1])
-    for expert, at in enumerate(expert_slices(counts_E)):
-        if at.stop > at.start:
-            y[at] = linear(x_RK[at], w_ENK[expert])
-    return y
+    """Rows sorted by expert -> [R, N], one rounding. A row's bits never depend on other rows or on the counts (int64)."""
+    check_linear("grouped_linear", x_RK, w_ENK[0], active_order().segments)
+    check_grouped("grouped_linear", x_RK, w_ENK, counts_E)
+    return kernels().grouped_linear(x_RK, w_ENK, counts_E, active_order().segments, active_order().mmad_order)
 
 
 def grouped_dgrad_fp32(
     dy_RN: torch.Tensor, w_ENK: torch.Tensor, counts_E: torch.Tensor, segments: int | None = None, gated: bool = False
 ) -> torch.Tensor:
     """Rows sorted by expert -> fp32 dx [R, K], the root over `segments` pieces of this N, not rounded (see dgrad_fp32)."""
-    check("grouped_dgrad", int(counts_E.sum()) == dy_RN.shape[0], f"counts sum to {int(counts_E.sum())}, dy has {dy_RN.shape[0]} rows")
-    dx = torch.empty(dy_RN.shape[0], w_ENK.shape[2])
-    for expert, at in enumerate(expert_slices(counts_E)):
-        if at.stop > at.start:
-            dx[at] = dgrad_fp32(dy_RN[at], w_ENK[expert], segments, gated)
-    return dx
+    order = active_order()
+    segments = segments or order.segments
+    check_dgrad("grouped_dgrad_fp32", dy_RN, w_ENK[0], segments, gated)
+    check_grouped("grouped_dgrad_fp32", dy_RN, w_ENK, counts_E)
+    return kernels().grouped_dgrad_fp32(dy_RN, w_ENK, counts_E, segments, gated, order.mmad_order)
 
 
 def grouped_dgrad(dy_RN: torch.Tensor, w_ENK: torch.Tensor, counts_E: torch.Tensor, gated: bool = False) -> torch.Tensor:
     """Rows sorted by expert -> dx [R, K], one rounding."""
-    check("grouped_dgrad", int(counts_E.sum()) == dy_RN.shape[0], f"counts sum to {int(counts_E.sum())}, dy has {dy_RN.shape[0]} rows")
-    dx = dy_RN.new_empty(dy_RN.shape[0], w_ENK.shape[2])
-    for expert, at in enumerate(expert_slices(counts_E)):
-        if at.stop > at.start:
-            dx[at] = dgrad(dy_RN[at], w_ENK[expert], gated)
-    return dx
+    order = active_order()
+    check_dgrad("grouped_dgrad", dy_RN, w_ENK[0], order.segments, gated)
+    check_grouped("grouped_dgrad", dy_RN, w_ENK, counts_E)
+    return kernels().grouped_dgrad(dy_RN, w_ENK, counts_E, order.segments, gated, order.mmad_order)
+
+
+def grouped_wgrad_(
+    main_grads_ENK: list[torch.Tensor], dy_RN: torch.Tensor, x_RK: torch.Tensor, counts_E: torch.Tensor, boundaries: torch.Tensor
+) -> None:
+    """`wgrad_` of every expert. An accumulator of an expert without rows is not touched.
+
+    boundaries: int64, rows at which another sequence or another expert starts, and R.
+    """
+    check_model_dtype("grouped_wgrad_", dy=dy_RN, x=x_RK)
+    shape = (dy_RN.shape[1], x_RK.shape[1])
+    for grad_NK in main_grads_ENK:
+        check_float32("grouped_wgrad_", main_grads=grad_NK)
+        check("grouped_wgrad_", grad_NK.shape == shape, f"a main_grad is {tuple(grad_NK.shape)}, dy and x give {shape}")
+    kernels().grouped_wgrad_(main_grads_ENK, dy_RN, x_RK, counts_E, boundaries, active_order().mmad_order)

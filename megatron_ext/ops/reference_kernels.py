@@ -9,16 +9,18 @@ from megatron_ext.reference import attention as reference_attention
 from megatron_ext.reference import embedding as reference_embedding
 from megatron_ext.reference import linear as reference_linear
 from megatron_ext.reference.elementary import exp, log
+from megatron_ext.reference.linear import grouped_dgrad_fp32
 from megatron_ext.reference.logprob import log_softmax, logprob_from_parts, token_logprob, vocab_exp_sum, vocab_max
 from megatron_ext.reference.logprob import vocab_dlogits as reference_vocab_dlogits
-from megatron_ext.reference.moe import combine
+from megatron_ext.reference.moe import combine, combine_backward, combine_rows, permute, unpermute
 from megatron_ext.reference.router import route, route_backward
 from megatron_ext.reference.sums import row_sum
 
 __all__ = [
-    "add_rms_norm", "apply_rope", "attention", "attention_backward", "combine", "dgrad", "dgrad_fp32", "embedding_wgrad_", "exp", "linear",
-    "linear_fp32", "log", "log_softmax", "logprob_from_parts", "ordered_sum", "rms_norm", "rms_norm_backward_", "route", "route_backward", "row_sum",
-    "swiglu", "token_logprob", "vocab_dlogits", "vocab_exp_sum", "vocab_max", "wgrad_",
+    "add_rms_norm", "apply_rope", "attention_paged", "attention_varlen", "combine", "combine_backward", "combine_rows", "dgrad", "dgrad_fp32",
+    "embedding_wgrad_", "exp", "grouped_dgrad", "grouped_dgrad_fp32", "grouped_linear", "grouped_wgrad_", "linear", "linear_fp32", "log",
+    "log_softmax", "logprob_from_parts", "ordered_sum", "permute", "rms_norm", "rms_norm_backward_", "route", "route_backward", "row_sum", "swiglu",
+    "token_logprob", "unpermute", "vocab_dlogits", "vocab_exp_sum", "vocab_max", "wgrad_",
 ]  # fmt: skip
 
 
@@ -47,6 +49,20 @@ def dgrad(dy, w_NK, segments, gated, mmad_order):
 
 def wgrad_(grad_NK, dy, x, boundaries, mmad_order):
     grad_NK.copy_(reference_linear.wgrad(grad_NK, rows(dy), rows(x), boundaries, mmad_order))
+
+
+def grouped_linear(x_RK, w_ENK, counts_E, segments, mmad_order):
+    return reference_linear.grouped_linear_fp32(x_RK, w_ENK, counts_E, segments, mmad_order).to(x_RK.dtype)
+
+
+def grouped_dgrad(dy_RN, w_ENK, counts_E, segments, gated, mmad_order):
+    return grouped_dgrad_fp32(dy_RN, w_ENK, counts_E, segments, gated, mmad_order).to(dy_RN.dtype)
+
+
+def grouped_wgrad_(grads_ENK, dy_RN, x_RK, counts_E, boundaries, mmad_order):
+    results = reference_linear.grouped_wgrad(grads_ENK, dy_RN, x_RK, counts_E, boundaries.tolist(), mmad_order)
+    for grad_NK, result_NK in zip(grads_ENK, results, strict=True):
+        grad_NK.copy_(result_NK)
 
 
 def ordered_sum(parts, dtype):
@@ -134,6 +150,27 @@ def sequence_keys(cache: torch.Tensor, start: int, length: int, block_table: tor
         return cache[start : start + length]
     pages = (length + cache.shape[1] - 1) // cache.shape[1]
     return cache[block_table[:pages].long()].flatten(0, 1)[:length]
+
+
+class AttentionVarlen(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, cu_seqlens, *settings):
+        out, lse = attention(q, k, v, cu_seqlens, cu_seqlens.diff(), None, *settings)
+        ctx.save_for_backward(q, k, v, out, lse, cu_seqlens)
+        ctx.settings = settings
+        return out
+
+    @staticmethod
+    def backward(ctx, d_out):
+        q = ctx.saved_tensors[0]
+        return *(grad.to(q.dtype) for grad in attention_backward(d_out, *ctx.saved_tensors, *ctx.settings)), *(None,) * 4
+
+
+attention_varlen = AttentionVarlen.apply
+
+
+def attention_paged(q, k_cache, v_cache, block_tables, cu_query_lens, kv_lens, *settings):
+    return attention(q, k_cache, v_cache, cu_query_lens, kv_lens, block_tables, *settings)[0]
 
 
 def attention(q, k, v, cu_queries, kv_lens, block_tables, scale, kv_tile, mmad_order):

@@ -80,4 +80,5 @@ def route(
         check("route", topk_groups is not None and 0 < topk_groups <= num_groups, f"topk_groups={topk_groups} of {num_groups} groups")
         kept = topk_groups * experts // num_groups
         check("route", top_k <= kept, f"top_k={top_k}, but {topk_groups} groups hold only {kept} experts")
+        check("route", correction_bias is None or experts > num_groups, f"the best two of {num_groups} groups of one expert, as with a correction bias")
     return Route.apply(logits_TE.contiguous(), top_k, score_function, renormalize, scale, correction_bias, num_groups, topk_groups)

@@ -1,7 +1,4 @@
-"""MoE router. Logits in fp32 from model-dtype inputs; ties go to the lower expert index. Legend: T tokens, E experts, k slots.
-
-`exp` and `row_sum` may be given as faster functions of equal bits.
-"""
+"""MoE router. Logits in fp32 from model-dtype inputs; ties go to the lower expert index. Legend: T tokens, E experts, k slots."""
 
 import torch
 
@@ -9,7 +6,7 @@ from megatron_ext.reference.elementary import exp
 from megatron_ext.reference.sums import row_sum
 
 
-def scores(logits_TE: torch.Tensor, score_function: str, exp=exp, row_sum=row_sum) -> torch.Tensor:
+def scores(logits_TE: torch.Tensor, score_function: str) -> torch.Tensor:
     if score_function == "sigmoid":
         return 1.0 / (exp(-logits_TE) + 1.0)
     e = exp(logits_TE - logits_TE.amax(dim=1, keepdim=True))
@@ -41,9 +38,9 @@ def slot_sum(x_Tk: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def route(logits_TE, k, score_function, renormalize, scale, correction_bias, num_groups, topk_groups, exp=exp, row_sum=row_sum):
+def route(logits_TE, k, score_function, renormalize, scale, correction_bias, num_groups, topk_groups):
     """fp32 weights [T, k] and int64 expert ids [T, k]. The correction bias chooses experts and never enters a weight."""
-    s = scores(logits_TE, score_function, exp, row_sum)
+    s = scores(logits_TE, score_function)
     choice = s if correction_bias is None else s + correction_bias.float()
     if num_groups is not None:
         choice = keep_groups(choice, num_groups, topk_groups, 2 if correction_bias is not None else 1)
@@ -54,9 +51,9 @@ def route(logits_TE, k, score_function, renormalize, scale, correction_bias, num
     return weights * torch.tensor(scale, dtype=torch.float32), ids
 
 
-def route_backward(dweights_Tk, logits_TE, ids_Tk, score_function, renormalize, scale, exp=exp, row_sum=row_sum):
+def route_backward(dweights_Tk, logits_TE, ids_Tk, score_function, renormalize, scale):
     """fp32 dlogits [T, E]."""
-    s = scores(logits_TE, score_function, exp, row_sum)
+    s = scores(logits_TE, score_function)
     chosen = s.gather(1, ids_Tk)
     d = dweights_Tk * torch.tensor(scale, dtype=torch.float32)
     if renormalize:

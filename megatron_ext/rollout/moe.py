@@ -99,21 +99,19 @@ class OrderedRoutedExperts(RoutedExperts):
         """x [T, H] model dtype, weights fp32 [T, k], ids int64 [T, k] -> [T, H], complete on every rank."""
         hit(EXPERTS_TARGET)
         rows = _LocalRows(weights, ids, self.first_expert, self.local_num_experts)
-        hidden = ops.swiglu(ops.grouped_linear(x.index_select(0, rows.tokens), self.w13_weight.data, rows.counts))
+        hidden = ops.swiglu(ops.grouped_linear(ops.permute(x, rows.tokens), self.w13_weight.data, rows.counts))
         if self.moe_config.tp_size > 1:
             hidden = collectives.all_gather_concat(hidden, get_tp_group().device_group, dim=-1)
         y = ops.grouped_linear(hidden, self.w2_weight.data, rows.counts)
-        partial = ops.combine(
-            y, rows.weights, rows.tokens, rows.experts, x.shape[0], self.global_num_experts,
-            expert_range=(self.first_expert, self.first_expert + self.local_num_experts),
-        )  # fmt: skip
-        return self._complete(partial, x.dtype)
+        return self._combine(y, rows, x.shape[0])
 
-    def _complete(self, partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Partial root fp32 [T, H / TP] of this rank's experts -> [T, H] model dtype."""
+    def _combine(self, y: torch.Tensor, rows: _LocalRows, num_tokens: int) -> torch.Tensor:
+        """Outputs [R, H / TP] of this rank's experts -> [T, H] model dtype."""
+        copies = (y, rows.weights, rows.tokens, rows.experts, num_tokens, self.global_num_experts)
         if self.moe_config.ep_size > 1:
-            return ops.combine_finish(collectives.all_gather_stack(partial, get_ep_group().device_group), dtype)
-        output = ops.combine_finish(partial.unsqueeze(0), dtype)
+            partial = ops.combine(*copies, expert_range=(self.first_expert, self.first_expert + self.local_num_experts))
+            return ops.combine_finish(collectives.all_gather_stack(partial, get_ep_group().device_group), y.dtype)
+        output = ops.combine_rows(*copies)
         if self.moe_config.tp_size > 1:
             output = collectives.all_gather_concat(output, get_tp_group().device_group, dim=-1)
         return output

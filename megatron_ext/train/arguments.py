@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from megatron_ext.contract import KERNEL_BACKENDS, Contract, ContractError, check_same_digest
-from megatron_ext.reduction_order import GRADIENT_ORDERS, MMAD_ORDERS, OrderError, ReductionOrder, is_power_of_two
+from megatron_ext.reduction_order import GRADIENT_ORDERS, KV_TILES, MMAD_ORDERS, OrderError, ReductionOrder, is_power_of_two
 
 
 class UnsupportedOption(ValueError):
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
                        help="order of additions inside one segment of a contraction")
     group.add_argument("--reduction-segments", type=int, default=order.segments,
                        help="equal pieces of every contraction that tensor parallelism may cut; the largest possible TP")
-    group.add_argument("--kv-tile", type=int, default=order.kv_tile, help="keys per online-softmax step")
+    group.add_argument("--kv-tile", type=int, choices=KV_TILES, default=order.kv_tile, help="keys per online-softmax step")
     group.add_argument("--gradient-order", choices=GRADIENT_ORDERS, default=order.gradient_order,
                        help="fixed-dp: gradients are summed in an order that is fixed for one DP and EP")
     return parser  # fmt: skip

@@ -89,19 +89,15 @@ class Routing:
         first, last = self.expert_range
         return torch.bincount(self.at_experts.experts - first, minlength=last - first)
 
-    def boundaries(self) -> list[torch.Tensor]:
-        """Per local expert int32 [sequences + 1]: where another sequence starts among the expert's rows."""
-        return [_run_starts(keys) for keys in self.at_experts.sequences.split(self.counts().tolist())]
+    def boundaries(self) -> torch.Tensor:
+        """int64: the rows at which another expert or another sequence starts, and their number."""
+        experts, sequences = self.at_experts.experts, self.at_experts.sequences
+        changes = (experts[1:] != experts[:-1]) | (sequences[1:] != sequences[:-1])
+        return torch.cat([torch.zeros(1, dtype=torch.int64), changes.nonzero().flatten() + 1, torch.tensor([len(self.at_experts)])])
 
     def whole_lengths_of_peers(self) -> list[int]:
         """Tokens of the ranks with this expert-tensor rank, one per EP rank."""
         return self.lengths[self.group.tensor.rank() :: self.group.tensor.size()]
-
-
-def _run_starts(keys: torch.Tensor) -> torch.Tensor:
-    changes = (keys[1:] != keys[:-1]).nonzero().flatten() + 1
-    ends = torch.tensor([keys.numel()])
-    return torch.cat([torch.zeros(1, dtype=torch.int64), changes, ends]).to(torch.int32)
 
 
 def gather_tokens(x: torch.Tensor, lengths: list[int], group: ProcessGroup) -> torch.Tensor:
@@ -159,23 +155,6 @@ def _rows_here(tokens: int, layout: RowLayout, tp: ProcessGroup) -> torch.Tensor
     return layout.row_ids(tp.rank() * positions, positions)
 
 
-def sum_copies(copies_CH: torch.Tensor, weights_C: torch.Tensor, copies: Copies, num_tokens: int, num_experts: int) -> torch.Tensor:
-    """fp32 [tokens, H]: weighted copies summed by the expert tree. Differentiable in both."""
-    return ops.combine(copies_CH, weights_C, copies.tokens, copies.experts, num_tokens, num_experts)
-
-
-class _Finish(torch.autograd.Function):
-    """combine_finish of one part. Its gradient passes in fp32: the value is rounded, the derivative is one."""
-
-    @staticmethod
-    def forward(ctx, root_TH: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return ops.combine_finish(root_TH[None], dtype)
-
-    @staticmethod
-    def backward(ctx, dout_TH: torch.Tensor):
-        return dout_TH.float(), None
-
-
 # All-to-all: every copy goes to all expert-tensor ranks of its expert and comes back from the one with this rank's index.
 
 
@@ -190,10 +169,7 @@ def _send_rows(copies_CH: torch.Tensor, routing: Routing) -> torch.Tensor:
     send = torch.cat([blocks[ep] for ep in range(ep_size) for _ in range(etp)])
     input_splits = [n for n in per_ep for _ in range(etp)]
     arrived_by, output_splits = _arrival_order(routing.at_experts.sources, group.whole.size())
-    received = collectives.all_to_all_rows(send, output_splits, input_splits, group.whole)
-    rows = torch.empty_like(received)
-    rows[arrived_by] = received
-    return rows
+    return ops.unpermute(collectives.all_to_all_rows(send, output_splits, input_splits, group.whole), arrived_by)
 
 
 def _return_rows(rows_RH: torch.Tensor, routing: Routing) -> torch.Tensor:
@@ -204,7 +180,7 @@ def _return_rows(rows_RH: torch.Tensor, routing: Routing) -> torch.Tensor:
     sources, etp = routing.at_experts.sources, group.tensor.size()
     answered = (sources % etp == group.tensor.rank()).nonzero().flatten()
     order, input_splits = _arrival_order(sources[answered] // etp, group.expert.size())
-    send = rows_RH[answered][order]
+    send = ops.permute(rows_RH, answered[order])
     return collectives.all_to_all_rows(send, _per_ep_rank(routing.mine, routing), input_splits, group.expert)
 
 
@@ -219,21 +195,22 @@ def _arrival_order(sources: torch.Tensor, ranks: int) -> tuple[torch.Tensor, lis
     return torch.argsort(sources, stable=True), torch.bincount(sources, minlength=ranks).tolist()
 
 
+def _combine_rows(copies_CH: torch.Tensor, weights_C: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """[T, H]: the copies of this rank's tokens, summed by the expert tree."""
+    return ops.combine_rows(copies_CH, weights_C, routing.mine.tokens, routing.mine.experts, routing.num_tokens, routing.num_experts)
+
+
 class _ToExperts(torch.autograd.Function):
     """x [T, H] -> rows [R, H]. The gradients of a token's copies come back and are summed by the expert tree."""
 
     @staticmethod
     def forward(ctx, x_TH: torch.Tensor, routing: Routing) -> torch.Tensor:
         ctx.routing = routing
-        return _send_rows(x_TH[routing.mine.tokens], routing)
+        return _send_rows(ops.permute(x_TH, routing.mine.tokens), routing)
 
     @staticmethod
     def backward(ctx, drows_RH: torch.Tensor):
-        routing = ctx.routing
-        dcopies_CH = _return_rows(drows_RH, routing)
-        ones = torch.ones(len(routing.mine))
-        root = sum_copies(dcopies_CH, ones, routing.mine, routing.num_tokens, routing.num_experts)
-        return ops.combine_finish(root[None], drows_RH.dtype), None
+        return _combine_rows(_return_rows(drows_RH, ctx.routing), torch.ones(len(ctx.routing.mine)), ctx.routing), None
 
 
 class _FromExperts(torch.autograd.Function):
@@ -259,10 +236,8 @@ class AllToAllDispatcher:
 
     def combine(self, y_RH: torch.Tensor, weights_Tk: torch.Tensor, routing: Routing) -> torch.Tensor:
         """Complete expert outputs [R, H] and fp32 weights [T, k] -> [T, H]."""
-        mine = routing.mine
-        copies_CH = _FromExperts.apply(y_RH, routing)
-        weights_C = weights_Tk[mine.tokens, mine.slots]
-        return _Finish.apply(sum_copies(copies_CH, weights_C, mine, routing.num_tokens, routing.num_experts), y_RH.dtype)
+        weights_C = weights_Tk[routing.mine.tokens, routing.mine.slots]
+        return _combine_rows(_FromExperts.apply(y_RH, routing), weights_C, routing)
 
 
 # Allgather: all tokens are everywhere; the roots of the EP ranks' subtrees travel back.
@@ -294,7 +269,7 @@ class _GatherToExperts(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_TH: torch.Tensor, routing: Routing) -> torch.Tensor:
         ctx.routing = routing
-        return gather_tokens(x_TH, routing.lengths, routing.group.whole)[routing.at_experts.tokens]
+        return ops.permute(gather_tokens(x_TH, routing.lengths, routing.group.whole), routing.at_experts.tokens)
 
     @staticmethod
     def backward(ctx, drows_RH: torch.Tensor):

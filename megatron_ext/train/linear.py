@@ -30,21 +30,28 @@ def join_partials(partial: torch.Tensor, group: ProcessGroup, sequence_parallel:
     return joined.view(-1, *partial.shape[1:])
 
 
-def accumulate_wgrad(
-    weight: torch.nn.Parameter, dy_RN: torch.Tensor, x_RK: torch.Tensor, cu_seqlens: torch.Tensor
-) -> torch.Tensor | None:
-    """Adds dy^T x to the running fp32 accumulator `weight.main_grad`, row after row.
-
-    Returns None then, as for Megatron's fused accumulation; without a `main_grad` (no DDP) the gradient itself.
-    """
+def accumulator_of(weight: torch.nn.Parameter) -> torch.Tensor:
+    """The running fp32 accumulator `weight.main_grad`; without one (no DDP), zeros."""
     main_grad = getattr(weight, "main_grad", None)
-    accumulator = torch.zeros(weight.shape, dtype=torch.float32) if main_grad is None else main_grad
-    if dy_RN.shape[0]:
-        ops.wgrad_(accumulator, dy_RN, x_RK, cu_seqlens)
-    if main_grad is None:
+    return torch.zeros(weight.shape, dtype=torch.float32) if main_grad is None else main_grad
+
+
+def gradient_of(weight: torch.nn.Parameter, accumulator: torch.Tensor) -> torch.Tensor | None:
+    """What a backward pass returns: None if it added to `weight.main_grad`, as for Megatron's fused accumulation; else the gradient."""
+    if getattr(weight, "main_grad", None) is None:
         return accumulator.to(weight.dtype)
     weight.grad_added_to_main_grad = True
     return None
+
+
+def accumulate_wgrad(
+    weight: torch.nn.Parameter, dy_RN: torch.Tensor, x_RK: torch.Tensor, cu_seqlens: torch.Tensor
+) -> torch.Tensor | None:
+    """Adds dy^T x to the weight's accumulator, row after row; see `gradient_of` for what it returns."""
+    accumulator = accumulator_of(weight)
+    if dy_RN.shape[0]:
+        ops.wgrad_(accumulator, dy_RN, x_RK, cu_seqlens)
+    return gradient_of(weight, accumulator)
 
 
 class _ColumnParallel(torch.autograd.Function):

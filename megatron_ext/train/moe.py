@@ -19,7 +19,7 @@ from megatron_ext import collectives, ops
 from megatron_ext.patches import hit
 from megatron_ext.train import microbatch
 from megatron_ext.train.dispatch import DISPATCHERS, ExpertGroup, Routing, plan_routing
-from megatron_ext.train.linear import accumulate_wgrad, join_partials
+from megatron_ext.train.linear import accumulator_of, gradient_of, join_partials
 
 
 class OutputColumnLinear(layers.ColumnParallelLinear):
@@ -34,17 +34,17 @@ class _GroupedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x_RK, bank: WeightBank, counts, boundaries, group: ProcessGroup, gated: bool, *weights):
-        ctx.save_for_backward(x_RK, counts)
-        ctx.bank, ctx.boundaries, ctx.group, ctx.gated = bank, boundaries, group, gated
+        ctx.save_for_backward(x_RK, counts, boundaries)
+        ctx.bank, ctx.group, ctx.gated = bank, group, gated
         return ops.grouped_linear(x_RK, bank.stacked(), counts)
 
     @staticmethod
     def backward(ctx, dy_RN):
-        x_RK, counts = ctx.saved_tensors
+        x_RK, counts, boundaries = ctx.saved_tensors
         dx = _grouped_dgrad(dy_RN, ctx.bank.stacked(), counts, ctx.group, ctx.gated)
-        rows = zip(ctx.bank.weights, dy_RN.split(counts.tolist()), x_RK.split(counts.tolist()), ctx.boundaries, strict=True)
-        dweights = [accumulate_wgrad(weight, dy, x, boundaries) for weight, dy, x, boundaries in rows]
-        return dx, *(None,) * 5, *dweights
+        accumulators = [accumulator_of(weight) for weight in ctx.bank.weights]
+        ops.grouped_wgrad_(accumulators, dy_RN, x_RK, counts, boundaries)
+        return dx, *(None,) * 5, *(gradient_of(weight, grad) for weight, grad in zip(ctx.bank.weights, accumulators, strict=True))
 
 
 def _grouped_dgrad(dy_RN, w_ENK, counts, group: ProcessGroup, gated: bool) -> torch.Tensor:

@@ -383,6 +383,7 @@ def test_whole_block_and_pair_sums(lib):
     assert_equal_bits(lib.vector("WholeReduceSum_f32", [x], torch.zeros(8), [64, 3, 1, 1, 8])[:3], whole)
     spaced = lib.vector("WholeReduceSum_f32", [x], torch.zeros(8), [64, 3, 2, 1, 8])
     assert_equal_bits(spaced[:6:2], whole)
+    assert_equal_bits(lib.vector("ReduceRepeat_sum_f32", [x], torch.zeros(8), [64, 3, 1, 1, 8])[:3], whole)
     blocks = sums.ordered_sum(x.view(24, 8).T.contiguous())
     assert_equal_bits(lib.vector("BlockReduceSum_f32", [x], torch.zeros(24), [64, 3, 1, 1, 8]), blocks)
     pairs = x.view(96, 2).sum(1)

@@ -179,6 +179,9 @@ def test_wgrad_does_not_depend_on_micro_batches(configured, dtype):
     (lambda: ops.route(torch.zeros(2, 16), 2, score_function="tanh"), "score_function must be one of"),
     (lambda: ops.attention_paged(normal(1, 2, 64), normal(1, 48, 2, 64), normal(1, 48, 2, 64), torch.zeros(1, 1), torch.tensor([0, 1]),
                                  torch.tensor([1]), 0.1), "page size 48 does not divide"),
+    (lambda: ops.route(torch.zeros(2, 16), 2, "sigmoid", correction_bias=torch.zeros(16), num_groups=16, topk_groups=4), "16 groups of one expert"),
+    (lambda: ops.grouped_linear(normal(3, 128), normal(2, 8, 128), torch.tensor([1, 1])), "counts sum to 2, but there are 3 rows"),
+    (lambda: ops.grouped_linear(normal(3, 128), normal(2, 8, 128), torch.tensor([1, 1, 1])), "the weights of 2 experts were given"),
     (lambda: ops.combine(normal(1, 8), torch.ones(1), torch.tensor([0]), torch.tensor([9]), 1, 16, (0, 8)), "lie outside"),
     (lambda: ops.combine(normal(1, 8), torch.ones(1), torch.tensor([0]), torch.tensor([1]), 1, 12, (0, 2)), "expert parallel size 6"),
 ])  # fmt: skip

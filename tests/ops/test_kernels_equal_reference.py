@@ -152,6 +152,33 @@ def test_combine(both, dtype, num_experts):
     assert_both_same(both(run), "combine")
 
 
+def test_token_copies(both, dtype):
+    """permute, unpermute, and the rows form of combine with its gradients."""
+    tokens, experts = torch.tensor([0, 0, 2, 2, 4]), torch.tensor([3, 9, 0, 11, 5])
+    x, y, weights, index = revealing(5, 33, dtype=dtype), revealing(5, 33, dtype=dtype, seed=1), normal(5, dtype=torch.float32), torch.tensor([2, 0, 4, 1, 3])
+
+    def run():
+        y_leaf, w_leaf = y.clone().requires_grad_(), weights.clone().requires_grad_()
+        out = ops.combine_rows(y_leaf, w_leaf, tokens, experts, 6, 12)
+        out.backward(torch.ones_like(out))
+        return ops.permute(x, tokens), ops.unpermute(x, index), out.detach(), y_leaf.grad, w_leaf.grad
+
+    assert_both_same(both(run), "token copies")
+
+
+def test_grouped_linear(both, dtype):
+    counts, boundaries = torch.tensor([0, 5, 1, 0, 20]), torch.tensor([0, 3, 5, 6, 13, 26])
+    x, dy, w = revealing(26, 128, dtype=dtype), revealing(26, 64, dtype=dtype, seed=1), revealing(5, 64, 128, dtype=dtype, seed=2)
+
+    def run():
+        grads = list(torch.ones(5, 64, 128))
+        ops.grouped_wgrad_(grads, dy, x, counts, boundaries)
+        dx = ops.grouped_dgrad(dy, w, counts, gated=True), ops.grouped_dgrad_fp32(dy, w, counts, 4)
+        return ops.grouped_linear(x, w, counts), *dx, torch.stack(grads)
+
+    assert_both_same(both(run), "grouped")
+
+
 def test_vocabulary(both):
     logits, grad = normal(5, 1024, dtype=torch.float32, scale=10), normal(5, dtype=torch.float32, seed=1)
     targets = torch.tensor([0, 999, -1, 512, 3])

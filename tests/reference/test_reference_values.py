@@ -72,6 +72,25 @@ def test_attention_and_its_gradient(mmad_order):
         assert (actual - leaf.grad).abs().max() < 1e-2
 
 
+@pytest.mark.parametrize("causal, window, kv_split", [(True, 30, None), (True, 200, 64), (False, None, None), (False, None, 128), (True, None, 64)])
+def test_attention_with_a_window_without_a_mask_and_in_splits(causal, window, kv_split):
+    """Also where a row sees nothing of a tile, and where it is not the first of its sequence."""
+    q, k, v, do = (normal(200, 64, dtype=torch.float16, seed=i) for i in range(4))
+    distance = torch.arange(200)[:, None] - torch.arange(200)[None, :]
+    visible = ((distance >= 0) if causal else torch.ones(200, 200, dtype=torch.bool)) & (distance < (window or 1000))
+    leaves = [t.double().requires_grad_() for t in (q, k, v)]
+    expected = torch.nn.functional.scaled_dot_product_attention(*(t[None, None] for t in leaves), attn_mask=visible)[0, 0]
+    expected.backward(do.double())
+    o, lse = attention.attention(q, k, v, 0, 0.125, 64, "sequential", causal, window, kv_split)
+    assert (o - expected).abs().max() < 5e-3
+    exact_lse = (q.double() @ k.double().T * 0.125).masked_fill(~visible, -math.inf).logsumexp(1)
+    assert (lse - exact_lse).abs().max() < 1e-5
+    tail, _ = attention.attention(q[150:], k, v, 150, 0.125, 64, "sequential", causal, window, kv_split)
+    assert torch.equal(tail, o[150:])
+    for actual, leaf in zip(attention.attention_backward(do, q, k, v, o, lse, 0.125, 64, "sequential", causal, window), leaves, strict=True):
+        assert (actual - leaf.grad).abs().max() < 1e-2
+
+
 def test_rope_matches_float64_tables():
     positions = torch.tensor([0, 1, 77, 40_000])
     cos, sin = rope.rope_tables(positions, 64, 1e6, torch.float32)

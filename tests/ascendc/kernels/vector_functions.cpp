@@ -84,6 +84,10 @@ VECTOR_CASE(BlockReduceMax_f32, BlockReduceMax(o.out<float>(), o.in<float>(0), o
 VECTOR_CASE(WholeReduceMax_f32, WholeReduceMax(o.out<float>(), o.in<float>(0), o.p(0), o.p(1), o.p(2), o.p(3), o.p(4), ReduceOrder(o.p(5))))
 VECTOR_CASE(WholeReduceMax_f16, WholeReduceMax(o.out<half>(), o.in<half>(0), o.p(0), o.p(1), o.p(2), o.p(3), o.p(4), ReduceOrder(o.p(5))))
 
+VECTOR_CASE(ReduceRepeat_sum_f32, ReduceRepeat<ReduceType::SUM>(o.out<float>(), o.in<float>(0), o.p(0), o.p(1), o.p(2), o.p(3), o.p(4)))
+VECTOR_CASE(ReduceRepeat_max_f32,
+            ReduceRepeat<ReduceType::MAX>(o.out<float>(), o.in<float>(0), o.p(0), o.p(1), o.p(2), o.p(3), o.p(4), ReduceOrder(o.p(5))))
+
 // The mask that is set apart from the instruction.
 VECTOR_CASE(Add_counter_f32, SetMaskCount(); SetVectorMask<float, MaskMode::COUNTER>(o.p(0));
             Add<float, false>(o.out<float>(), o.in<float>(0), o.in<float>(1), uint64_t(0), 1, o.binary(2)); SetMaskNorm(); ResetMask())
