@@ -38,10 +38,10 @@ struct FewRows {
     template <MmadOrder in>
     void columns_in(Index first, Index last) const {
         switch (m) {
-            case 1: return b.n_stride == 1 ? streamed<in, 1>(first, last) : transposed<in, 1, 4>(first, last);
-            case 2: return b.n_stride == 1 ? streamed<in, 2>(first, last) : transposed<in, 2, 4>(first, last);
-            case 3: return b.n_stride == 1 ? streamed<in, 3>(first, last) : transposed<in, 3, 2>(first, last);
-            default: return b.n_stride == 1 ? streamed<in, 4>(first, last) : transposed<in, 4, 2>(first, last);
+            case 1: return b.n_stride == 1 ? streamed<in, 1>(first, last) : transposed<in, 1>(first, last);
+            case 2: return b.n_stride == 1 ? streamed<in, 2>(first, last) : transposed<in, 2>(first, last);
+            case 3: return b.n_stride == 1 ? streamed<in, 3>(first, last) : transposed<in, 3>(first, last);
+            default: return b.n_stride == 1 ? streamed<in, 4>(first, last) : transposed<in, 4>(first, last);
         }
     }
 
@@ -86,15 +86,17 @@ struct FewRows {
             });
     }
 
-    // Chains of additions that run side by side, since each waits for itself: pieces of the same columns, or columns where pieces are few.
-    template <MmadOrder in, int Rows, int Chains>
+    // Chains of additions that run side by side, since each waits for itself: pieces of the same columns, or columns where pieces are few. With four of
+    // them, one and two rows were 1.2 to 1.5 times slower: more values than registers, and twice the streams from memory.
+    static constexpr Index kChains = 2;
+    template <MmadOrder in, int Rows>
     void transposed(Index first, Index last) const {
-        const std::unique_ptr<float[]> wide = wide_rows(pieces.length()), parts = room(pieces.count * Chains * Rows * kLanes);
-        const Index ways = std::min<Index>(pieces.count, Chains), groups = Chains / ways, part = groups * Rows * kLanes;
+        const std::unique_ptr<float[]> wide = wide_rows(pieces.length()), parts = room(pieces.count * kChains * Rows * kLanes);
+        const Index ways = std::min<Index>(pieces.count, kChains), groups = kChains / ways, part = groups * Rows * kLanes;
         for (Index n0 = first; n0 < last; n0 += groups * kLanes) {
-            Index column[Chains];  // of a group; the last ones are computed again rather than cut
+            Index column[kChains];  // of a group; the last ones are computed again rather than cut
             for (Index g = 0; g < groups; ++g) column[g] = std::min(n0 + g * kLanes, n - kLanes);
-            for (Index s0 = 0; s0 < pieces.count; s0 += ways) chains<in, Rows, Chains>(s0, ways, column, wide.get(), parts.get());
+            for (Index s0 = 0; s0 < pieces.count; s0 += ways) chains<in, Rows>(s0, ways, column, wide.get(), parts.get());
             join(parts.get(), pieces.count, part, part);
             for (Index g = 0; g < groups && n0 + g * kLanes < last; ++g)
                 for (Index r = 0; r < Rows; ++r) {
@@ -104,25 +106,25 @@ struct FewRows {
         }
     }
 
-    template <MmadOrder in, int Rows, int Chains>
+    template <MmadOrder in, int Rows>
     void chains(Index s0, Index ways, const Index* column, const float* wide, float* parts) const {
-        const Index length = pieces.length(), groups = Chains / ways;
-        Lanes acc[Chains][Rows] = {};
+        const Index length = pieces.length(), groups = kChains / ways;
+        Lanes acc[kChains][Rows] = {};
         for (Index r = 0; r < pieces.runs; ++r) {
-            const T* from[Chains];
-            const float* x[Chains];
-            for (int c = 0; c < Chains; ++c) {
+            const T* from[kChains];
+            const float* x[kChains];
+            for (int c = 0; c < kChains; ++c) {
                 from[c] = b.at(pieces.first(s0 + c % ways, r), column[c / ways]);
                 x[c] = wide + (s0 + c % ways) * Rows * length + r * pieces.run;
             }
             for (Index k = 0; k < pieces.run; k += kFractal)
 #pragma GCC unroll 4
-                for (int c = 0; c < Chains; ++c) {
+                for (int c = 0; c < kChains; ++c) {
                     prefetch(from[c], k);
                     add_fractal<in, Rows>(from[c] + k, x[c] + k, length, acc[c]);
                 }
         }
-        for (int c = 0; c < Chains; ++c)
+        for (int c = 0; c < kChains; ++c)
             for (int r = 0; r < Rows; ++r) store(parts + (((s0 + c % ways) * groups + c / ways) * Rows + r) * kLanes, acc[c][r]);
     }
 
