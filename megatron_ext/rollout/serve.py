@@ -21,7 +21,7 @@ _FIXED = ["--enforce-eager", "--logprobs-mode", LOGPROBS_MODE, "--no-async-sched
 def parse_arguments(argv: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(prog="serve", description=__doc__, allow_abbrev=False, add_help=False)
     parser.add_argument("--mmad-order", choices=MMAD_ORDERS, default="sequential")
-    parser.add_argument("--kernel-backend", choices=KERNEL_BACKENDS, default="native")
+    parser.add_argument("--kernel-backend", choices=KERNEL_BACKENDS, default=KERNEL_BACKENDS[0])
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     return parser.parse_known_args(argv)
 
