@@ -13,7 +13,7 @@ full = pytest.mark.full
 CASES = [
     # model, layout written, layout that loads, more flags
     pytest.param("moe", MegatronLayout(tp=4, ep=2), TrainLayout(2, 2), (), id="moe TP2 x EP2"),
-    pytest.param("dense tied", MegatronLayout(), TrainLayout(pp=2), (), id="dense tied PP2"),
+    pytest.param("dense tied", MegatronLayout(), TrainLayout(pp=2), (), id="dense tied PP2", marks=full),
     pytest.param("moe tied", MegatronLayout(pp=4), TrainLayout(), (), id="moe tied TP1", marks=full),
     pytest.param("moe", MegatronLayout(), TrainLayout(2, 2), ("--no-consistency",), id="moe TP2 x EP2, stock modules", marks=full),
     pytest.param("dense", MegatronLayout(tp=8), TrainLayout(tp=2, pp=2), ("--no-consistency",), id="dense TP2 x PP2, stock modules", marks=full),
