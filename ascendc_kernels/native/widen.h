@@ -29,7 +29,13 @@ inline Lanes widen8(const BFloat16* from) {
 }
 inline Lanes widen8(const Float16* from) { return Lanes(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))); }
 
-// Eight rows of sixteen values, row n at from(n). fractal[i]: value i of every row, row n in lane n.
+// Eight rows of sixteen values, row n at from(n), as they lie in memory.
+template <typename From>
+inline void load_fractal(From from, __m256i rows[8]) {
+    for (Index n = 0; n < 8; ++n) rows[n] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from(n)));
+}
+
+// Transposed: fractal[i]: value i of every row, row n in lane n.
 template <typename T>
 class Fractal;
 
@@ -39,7 +45,7 @@ class Fractal<BFloat16> {
     template <typename From>
     explicit Fractal(From from) {
         __m256i r[8], t[8];
-        for (Index n = 0; n < 8; ++n) r[n] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from(n)));
+        load_fractal(from, r);
         for (int i = 0; i < 8; i += 2) {
             t[i] = _mm256_unpacklo_epi32(r[i], r[i + 1]);
             t[i + 1] = _mm256_unpackhi_epi32(r[i], r[i + 1]);
@@ -70,7 +76,7 @@ class Fractal<Float16> {
     template <typename From>
     explicit Fractal(From from) {
         __m256i r[8], t[8];
-        for (Index n = 0; n < 8; ++n) r[n] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from(n)));
+        load_fractal(from, r);
         for (int i = 0; i < 8; i += 2) {
             t[i] = _mm256_unpacklo_epi16(r[i], r[i + 1]);
             t[i + 1] = _mm256_unpackhi_epi16(r[i], r[i + 1]);
