@@ -144,7 +144,7 @@ class HeadRun {
           first_position_(keys_ - call.queries(item.sequence) + item.first) {
         load_queries();
         const Index together = std::min(kRowsTogether, rows_);
-        room_.keys.reserve((few_rows() ? kPanel : tile_) * dim_), room_.values.reserve(tile_ * (few_rows() ? kPanel : dim_));
+        room_.keys.reserve((few_rows() ? kPanel : tile_) * dim_), room_.values.reserve(tile_ * (few_rows() ? kLine : dim_));
         room_.scores.reserve(together * tile_), room_.product.reserve(together * dim_);
         room_.split.clear(rows_, dim_);
         if (splits()) room_.total.clear(rows_, dim_);
@@ -254,17 +254,20 @@ class HeadRun {
     }
 
     void add_products(const Tile<T>& tile, Index count, Index begin, Index end, const Rounding& p) {
-        for (Index d = 0; d < dim_; d += kPanel) {
-            float* panel = room_.values.data() + (few_rows() ? 0 : d * tile.columns + begin * kPanel);
+        for (Index at = 0; at < dim_; at += kLine) {
+            const Index columns = std::min(kLine, dim_ - at);
+            const float* panels = room_.values.data() + (few_rows() ? 0 : at * tile.columns + begin * kPanel);
             Extremes size = tile.value_size;
             if (few_rows()) {
                 Magnitudes seen;
-                pack_natural(panel, tile.values + begin, end - begin, d, seen);
-                if (next_) fetch(next_->values, d * tile_ / dim_, (d + kPanel) * tile_ / dim_);
+                pack_natural(room_.values.data(), tile.values + begin, end - begin, at, columns, seen);
+                if (next_) fetch(next_->values, at * tile_ / dim_, (at + columns) * tile_ / dim_);
                 size = seen;
             }
-            tiles(call_.order, p.products_are_exact_with<T>(size), room_.scores.data() + begin, tile_, count, panel, end - begin,
-                           room_.product.data() + d, dim_);
+            const Index apart = few_rows() ? end - begin : tile.columns;
+            for (Index n = 0; n < columns; n += kPanel)
+                tiles(call_.order, p.products_are_exact_with<T>(size), room_.scores.data() + begin, tile_, count, panels + n * apart, end - begin,
+                      room_.product.data() + at + n, dim_);
         }
     }
 

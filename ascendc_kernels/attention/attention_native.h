@@ -38,13 +38,15 @@ inline void pack_transposed(float* panel, const T* const* rows, Index dim, Magni
         }
 }
 
-// panel[length][16] with row k = rows[k], columns [at, at + 16).
+// Panels [columns / 16][length][16] with row k = rows[k], columns [at, at + columns) of them: those of a cache line together, because rows that lie a
+// power of two apart push each other out of the nearest cache before the next panel is packed.
 template <typename T>
-inline void pack_natural(float* panel, const T* const* rows, Index length, Index at, Magnitudes& seen) {
-    for (Index k = 0; k < length; ++k) {
-        widen<kPanel>(rows[k] + at, panel + k * kPanel);
-        seen.add_panel_row(rows[k] + at);
-    }
+inline void pack_natural(float* panels, const T* const* rows, Index length, Index at, Index columns, Magnitudes& seen) {
+    for (Index k = 0; k < length; ++k)
+        for (Index n = 0; n < columns; n += kPanel) {
+            widen<kPanel>(rows[k] + at + n, panels + n * length + k * kPanel);
+            seen.add_panel_row(rows[k] + at + n);
+        }
 }
 
 // All panels: [columns / 16][dim][16] and [dim / 16][length][16].
@@ -55,7 +57,7 @@ inline void pack_all_transposed(float* panels, const T* const* rows, Index colum
 
 template <typename T>
 inline void pack_all_natural(float* panels, const T* const* rows, Index length, Index dim, Magnitudes& seen) {
-    for (Index d = 0; d < dim; d += kPanel) pack_natural(panels + d * length, rows, length, d, seen);
+    for (Index d = 0; d < dim; d += kLine) pack_natural(panels + d * length, rows, length, d, std::min(kLine, dim - d), seen);
 }
 
 // ---- products
