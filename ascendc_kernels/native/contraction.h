@@ -4,6 +4,7 @@
 // Rows are cut into blocks, columns into panels of sixteen, and threads own columns or rows: a result is one chain of additions through its
 // pieces and one tree, wherever the cuts are.
 #pragma once
+#include "direct_rows.h"
 #include "few_rows.h"
 #include "panels.h"
 #include "parallel.h"
@@ -35,10 +36,10 @@ class Contraction {
 
     // All rows of panels [first, last).
     void columns(Index first, Index last) const {
-        if (is_few_rows())
-            FewRows<T>{order_, a_, a_stride_, b_, m_, n_, pieces_, out_}.columns(first * kPanel, std::min(last * kPanel, n_));
-        else
-            range(first, last, 0, m_);
+        const Index begin = first * kPanel, end = std::min(last * kPanel, n_);
+        if (DirectRows<T>::takes(order_, m_, n_, b_, pieces_) && DirectRows<T>{a_, a_stride_, b_, m_, n_, pieces_, out_}.columns(begin, end)) return;
+        if (is_few_rows()) return FewRows<T>{order_, a_, a_stride_, b_, m_, n_, pieces_, out_}.columns(begin, end);
+        range(first, last, 0, m_);
     }
 
  private:

@@ -3,7 +3,7 @@
 //
 // Products are not fused here: to ask whether they are exact would cost more than it gains.
 #pragma once
-#include "segments.h"
+#include "ahead.h"
 #include "widen.h"
 
 namespace megatron_ext {
@@ -35,30 +35,7 @@ struct FewRows {
     }
 
  private:
-    static constexpr Index kLineValues = 64 / sizeof(T);
-
-    // Asks for the matrix line by line, 8 KB ahead of use: so much in flight, in the order of memory, keeps the memory busy; processors alone
-    // follow one such stream too late. Beyond the matrix the request is dropped.
-    class Ahead {
-     public:
-        // Begins at column `first` of b; columns of `length` values.
-        Ahead(const Matrix<T>& b, Index first, Index length)
-            : line_(b.at(0, first)), per_column_((length + kLineValues - 1) / kLineValues), left_(per_column_), gap_(b.n_stride - per_column_ * kLineValues) {
-            constexpr Index kLines = 128;
-            lines(kLines);
-        }
-        void lines(Index count) {
-            for (; count > 0; --count) {
-                __builtin_prefetch(line_, 0, 2);
-                line_ += kLineValues;
-                if (--left_ == 0) line_ += gap_, left_ = per_column_;
-            }
-        }
-
-     private:
-        const T* line_;
-        Index per_column_, left_, gap_;
-    };
+    static constexpr Index kLineValues = Ahead<T>::kLineValues;
 
     template <MmadOrder in>
     void columns_in(Index first, Index last) const {
@@ -107,7 +84,7 @@ struct FewRows {
     void transposed(Index first, Index last) const {
         const Index ways = std::min<Index>(kLanes, pieces.count & -pieces.count), columns = kLanes / ways;  // the largest power of two that divides count
         const std::unique_ptr<float[]> x = ways == 1 ? wide_rows(pieces.length()) : x_lanes(ways), parts = room(pieces.count * Rows * kBlock);
-        Ahead ahead(b, first, pieces.count * pieces.length());
+        Ahead<T> ahead(b, first, pieces.count * pieces.length(), columns);
         for (Index n0 = first; n0 < last; n0 += kBlock) {
             const Index width = std::min(kBlock, last - n0);
             for (Index i = 0; i < width; i += columns) {
@@ -142,7 +119,7 @@ struct FewRows {
 
     // One chain of additions in every lane and row: lane c * ways + p runs through piece s + p of column + c. Same: x is the same in all lanes.
     template <MmadOrder in, int Rows, bool Same>
-    void chain(Index s, Index ways, Index column, const float* x, Ahead& ahead, Lanes* sums) const {
+    void chain(Index s, Index ways, Index column, const float* x, Ahead<T>& ahead, Lanes* sums) const {
         const Index length = pieces.length(), step = Same ? 1 : kLanes;
         x += s / ways * Rows * length * step;
         for (Index r = 0; r < pieces.runs; ++r, x += pieces.run * step) {
