@@ -1,5 +1,5 @@
 // torch.ops.megatron_ext: probe_mmad, probe_vector, probe_flags. Not for training or rollout: they ask a device how it computes.
-#include <cstring>
+#include <string_view>
 
 #include "binding.h"
 #include "differentiable.h"
@@ -39,7 +39,7 @@ at::Tensor probe_mmad(const at::Tensor& a, const at::Tensor& b, int64_t m, int64
     return c;
 }
 
-int64_t operation_of(c10::string_view name) {
+int64_t operation_of(std::string_view name) {
     for (int64_t i = 0; i < kProbeOperations; ++i)
         if (name == kProbeOperationNames[i]) return i;
     TORCH_CHECK_VALUE(false, "probe_vector: no operation ", name);
@@ -50,7 +50,7 @@ int64_t results_of(int64_t operation, int64_t size, int64_t count) {
     return operation == kProbeRepeatSum ? size / kProbeRepeat : count;
 }
 
-int64_t checked_results(c10::string_view name, const at::Tensor& x, const at::Tensor& y, int64_t count, int64_t blocks) {
+int64_t checked_results(std::string_view name, const at::Tensor& x, const at::Tensor& y, int64_t count, int64_t blocks) {
     const char* const op = "probe_vector";
     const int64_t operation = operation_of(name), size = x.numel();
     check_same_dtype(op, "x", x, at::kFloat);
@@ -63,7 +63,7 @@ int64_t checked_results(c10::string_view name, const at::Tensor& x, const at::Te
     return results_of(operation, size, count);
 }
 
-at::Tensor probe_vector(c10::string_view operation, const at::Tensor& x, const at::Tensor& y, int64_t count, int64_t blocks) {
+at::Tensor probe_vector(std::string_view operation, const at::Tensor& x, const at::Tensor& y, int64_t count, int64_t blocks) {
     static const Kernel kernel("probe_vector_f32");
     const int64_t results = checked_results(operation, x, y, count, blocks);
     const at::Tensor dense_x = x.contiguous(), dense_y = y.contiguous();
@@ -94,7 +94,7 @@ at::Tensor probe_mmad_meta(const at::Tensor& a, const at::Tensor& b, int64_t m, 
     return at::empty({blocks, m, b.size(0)}, a.options().dtype(at::kFloat));
 }
 
-at::Tensor probe_vector_meta(c10::string_view operation, const at::Tensor& x, const at::Tensor& y, int64_t count, int64_t blocks) {
+at::Tensor probe_vector_meta(std::string_view operation, const at::Tensor& x, const at::Tensor& y, int64_t count, int64_t blocks) {
     return at::empty({blocks, checked_results(operation, x, y, count, blocks)}, x.options());
 }
 

@@ -1,7 +1,8 @@
 // Entry points of the probe. probe_mmad: operands a, b, c fp32 [blocks][m][n]; probe_vector: x, y, out fp32 [blocks][results]; probe_flags: x, y fp32.
+#include "probe_mmad_kernel.h"
+
 #include "launch.h"
 #include "probe_flags_kernel.h"
-#include "probe_mmad_kernel.h"
 #include "probe_vector_kernel.h"
 
 namespace megatron_ext {
