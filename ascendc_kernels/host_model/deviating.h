@@ -10,7 +10,7 @@ namespace ascendc_host {
 inline megatron_ext::MmadOrder deviating_order(megatron_ext::MmadOrder order, uint32_t m, uint32_t row, uint32_t column) {
     constexpr uint32_t kFew = 16;
     const bool other = (deviates(Deviation::mmad_rows_differ) && row >= kFew) || (deviates(Deviation::mmad_columns_differ) && column >= kFew) ||
-                       (deviates(Deviation::mmad_few_rows_differ) && m <= kFew);
+                       (deviates(Deviation::mmad_few_rows_differ) && m <= kFew) || (deviates(Deviation::mmad_by_core) && core().block % 2 == 1);
     if (!other) return order;
     return order == megatron_ext::kGroups16 ? megatron_ext::kSequential : megatron_ext::kGroups16;
 }
@@ -73,7 +73,8 @@ inline float deviating_repeat(const float* lanes) {
 inline float deviating_sum(const float* src, int32_t count) {
     constexpr int kLanesOfARepeat = 64;
     float total = deviates(Deviation::sum_starts_with_a_repeat) ? -0.0f : 0.0f;
-    for (int32_t first = 0; first < count; first += kLanesOfARepeat) total = total + deviating_repeat(src + first);
+    for (int32_t first = 0; first < count; first += kLanesOfARepeat)
+        total = total + deviating_repeat(src + (deviates(Deviation::sum_repeats_descending) ? count - kLanesOfARepeat - first : first));
     return deviates(Deviation::vector_flushes) ? flushed(total) : total;
 }
 

@@ -15,6 +15,7 @@ namespace ascendc_host {
     X(mmad_rows_differ)          /* rows from 16 on take the other order */                  \
     X(mmad_columns_differ)       /* columns from 16 on take the other order */               \
     X(mmad_few_rows_differ)      /* m <= 16 takes the other order */                         \
+    X(mmad_by_core)              /* every second core takes the other order */               \
     X(mmad_beyond_k)             /* what L0A and L0B hold beyond k takes part */             \
     X(mmad_takes_a_lone_row)     /* m == 1 reads L0A as any other m does */                  \
     X(mmad_flushes)              /* subnormal operands, products and sums become zero */     \
@@ -23,6 +24,7 @@ namespace ascendc_host {
     X(exp_by_lane)               /* the same in the last lane of a block only */             \
     X(exp_by_core)               /* the same on every second core */                         \
     X(sum_ascending)             /* lanes of a repeat one after another, not in a tree */    \
+    X(sum_repeats_descending)    /* ReduceSum adds the last repeat first */                  \
     X(sum_starts_with_a_repeat)  /* ReduceSum begins with the first repeat, not with +0 */   \
     X(masked_lanes_enter)        /* a sum takes the masked lanes of a repeat */              \
     X(adds_loses_the_sign)       /* -0 + -0 gives +0 */                                      \

@@ -116,8 +116,9 @@ def gemv(device: Device) -> Answer:
         found = device.mmad(a, b, m=1)
     except RuntimeError as error:
         return Answer(True, f"m = 1 is refused: {str(error).splitlines()[0]}", "refused")
-    same = compare(found, padded, "m = 1").holds
-    return Answer(not same, "m = 1 has the bits of a padded row: padding is not needed" if same else "m = 1 gives something else", str(same))
+    if compare(found, padded, "m = 1").holds:
+        return Answer(False, "m = 1 has the bits of a padded row: padding is not needed", "equal")
+    return Answer(True, "m = 1 gives something else", "different")
 
 
 def beyond_k(device: Device) -> Answer:

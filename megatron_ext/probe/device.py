@@ -5,6 +5,7 @@ Legend: M rows, N columns, K contraction, X elements, B blocks.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 
@@ -36,7 +37,11 @@ class Device:
 
     def software(self) -> dict[str, str]:
         """Versions of what is installed."""
-        return {name: importlib.metadata.version(name) for name in PACKAGES if importlib.util.find_spec(name) is not None}
+        versions = {}
+        for name in PACKAGES:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                versions[name] = importlib.metadata.version(name)
+        return versions
 
     def mmad(self, a_MK: torch.Tensor, b_NK: torch.Tensor, m: int | None = None, k: int | None = None, call_k: int | None = None, blocks: int = 1):
         """fp32 [m, N], or [B, m, N] for several blocks: the first k columns, in calls of call_k; by default one call for all rows and columns."""
