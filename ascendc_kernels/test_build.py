@@ -1,9 +1,10 @@
-"""build.sh: its command line, its list of what is missing, and the order of its steps, with programs that stand for CANN's."""
+"""build.sh: its command line, its list of what is missing, and the order of its steps, with programs that stand for CANN's; and who calls it."""
 
 import os
 import pathlib
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -106,3 +107,14 @@ def test_a_build_without_a_library_is_an_error(machine):
 def test_on_this_machine_the_script_itself_says_what_is_missing():
     result = subprocess.run(["bash", str(SCRIPT), "--soc", "ascend910b"], capture_output=True, text=True)
     assert result.returncode == 1 and "CANN: ASCEND_HOME_PATH is not set" in result.stderr
+
+
+@pytest.mark.skipif("ASCEND_HOME_PATH" in os.environ, reason="CANN is set up here: the wheel would be built")
+@pytest.mark.parametrize(("soc", "message"), [("ascend910b", "CANN: ASCEND_HOME_PATH is not set"), ("ascend950", "--soc ascend950: expected one of")])
+def test_a_wheel_for_a_device_is_never_one_without_its_kernels(tmp_path, soc, message):
+    command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", str(tmp_path)]
+    environment = {**os.environ, "MEGATRON_EXT_SOC": soc}
+    result = subprocess.run(command, cwd=SCRIPT.parent.parent, env=environment, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert message in result.stderr and "MEGATRON_EXT_SOC=none makes a wheel for CPUs only" in result.stderr
+    assert not list(tmp_path.rglob("*.so"))

@@ -1,12 +1,15 @@
 """The host model, as it is and with one deviation from what it takes for granted."""
 
 import ctypes
+import pathlib
 
 import pytest
 
 from ascendc_kernels import build, library
 from ascendc_kernels.host_model import build as model_build
 from megatron_ext.probe.device import Device, use_model
+
+BUILD_DIR = pathlib.Path(__file__).parent / "build"
 
 
 @pytest.fixture
@@ -21,7 +24,7 @@ def model():
 def deviating_library():
     """The probe's kernels, and the linear kernel that it uses, on a model that can deviate."""
     sources = [build.ROOT / folder / f"{folder}_kernel.cpp" for folder in ("probe", "linear")]
-    path = model_build.build(sources, build.BUILD_DIR / "deviating", "fast", "portable", "-O2", extra_flags=["-DASCENDC_HOST_DEVIATIONS"])
+    path = model_build.build(sources, BUILD_DIR, "fast", "portable", "-O2", extra_flags=["-DASCENDC_HOST_DEVIATIONS"])
     handle = ctypes.CDLL(str(path))
     handle.ascendc_host_deviate.restype = ctypes.c_bool
     handle.ascendc_host_deviations.restype = ctypes.c_char_p
