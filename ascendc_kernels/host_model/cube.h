@@ -189,7 +189,8 @@ inline void Mmad(const LocalTensor<T>& dst, const LocalTensor<U>& fm, const Loca
     static_assert(std::is_same_v<T, float> && ascendc_host::is_cube_input<U> && std::is_same_v<U, S>, "Mmad: these data types are not modelled");
     using namespace ascendc_host;
     const MmadParams& p = mmadParams;
-    if (p.m == 1 && !deviates(Deviation::mmad_takes_a_lone_row)) fail("Mmad", site, "m == 1 is GEMV mode on a device, with another layout of L0A: pad m to 16");
+    if (p.m == 1 && !deviates(Deviation::mmad_takes_a_lone_row))
+        fail("Mmad", site, "m == 1 is GEMV mode on a device, with another layout of L0A: pad m to 16");
     if (p.unitFlag || p.cmatrixSource) fail("Mmad", site, "unitFlag=%d and cmatrixSource=%d are not modelled", p.unitFlag, p.cmatrixSource);
     // Documented: from ten fractals of C on, the hardware orders one Mmad after the other; below, PipeBarrier<PIPE_M> must.
     const Instruction instruction("Mmad", PIPE_M, site, (p.m / kFractal) * (p.n / kFractal) >= 10);

@@ -55,6 +55,7 @@ inline void deviate_results(const char* name, float* results, uint32_t count) {
         if (function && off) x = last_bit_off(x);
         if (deviates(Deviation::vector_flushes)) x = flushed(x);
         if (deviates(Deviation::adds_loses_the_sign) && is("Adds") && x == 0.0f) x = 0.0f;
+        if (deviates(Deviation::max_prefers_positive_zero) && is("Max") && x == 0.0f) x = 0.0f;
         if (deviates(Deviation::max_drops_nan) && is("Max") && std::isnan(x)) x = 0.0f;
     }
 }

@@ -29,9 +29,11 @@ namespace ascendc_host {
     X(masked_lanes_enter)        /* a sum takes the masked lanes of a repeat */              \
     X(adds_loses_the_sign)       /* -0 + -0 gives +0 */                                      \
     X(max_drops_nan)             /* the maximum of NaN and a number is a number */           \
+    X(max_prefers_positive_zero) /* the maximum of zeros is +0 if one of them is */         \
     X(cast_saturates)            /* fp32 to half gives the largest number, not infinity */   \
     X(copies_are_late)           /* a consumer that waited finds the first half of a copy */ \
-    X(cross_core_flags_ignored)  /* CrossCoreWaitFlag does not wait */
+    X(cross_core_flags_ignored)  /* CrossCoreWaitFlag does not wait */                       \
+    X(sync_all_ignored)          /* SyncAll does not wait */
 
 enum class Deviation : int32_t {
 #define ASCENDC_HOST_DEVIATION_ENUMERATOR(name) name,

@@ -45,7 +45,7 @@ inline void CrossCoreWaitFlag(uint16_t flagId, ascendc_host::Site site = ascendc
 
 template <bool isAIVOnly = true>
 inline void SyncAll(ascendc_host::Site site = ascendc_host::Site::here()) {
-    ascendc_host::sync_all(isAIVOnly, site);
+    if (!ascendc_host::deviates(ascendc_host::Deviation::sync_all_ignored)) ascendc_host::sync_all(isAIVOnly, site);
 }
 
 }  // namespace AscendC

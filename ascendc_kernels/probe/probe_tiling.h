@@ -26,6 +26,11 @@ struct ProbeFlagsTiling {
     int64_t rows;
 };
 
+// Rounds around all cores; one row of kProbeRow elements each.
+struct ProbeSyncTiling {
+    int64_t rounds;
+};
+
 enum ProbeOperation : int64_t {
     kProbeExp,
     kProbeLn,

@@ -44,7 +44,8 @@ class ProbeVector {
         in_queue_.EnQue(to);
     }
 
-    __aicore__ inline void Compute(const AscendC::LocalTensor<float>& out, const AscendC::LocalTensor<float>& x, const AscendC::LocalTensor<float>& y) {
+    __aicore__ inline void Compute(const AscendC::LocalTensor<float>& out, const AscendC::LocalTensor<float>& x,
+                                   const AscendC::LocalTensor<float>& y) {
         const int32_t count = int32_t(t_.count);
         switch (t_.operation) {
             case kProbeExp: AscendC::Exp(out, x, count); break;
@@ -64,7 +65,8 @@ class ProbeVector {
     }
 
     template <typename T>
-    __aicore__ inline void Round(const AscendC::LocalTensor<T>& rounded, const AscendC::LocalTensor<float>& out, const AscendC::LocalTensor<float>& x) {
+    __aicore__ inline void Round(const AscendC::LocalTensor<T>& rounded, const AscendC::LocalTensor<float>& out,
+                                 const AscendC::LocalTensor<float>& x) {
         AscendC::Cast(rounded, x, AscendC::RoundMode::CAST_RINT, uint32_t(t_.count));
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Cast(out, rounded, AscendC::RoundMode::CAST_NONE, uint32_t(t_.count));

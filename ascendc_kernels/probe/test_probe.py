@@ -19,9 +19,13 @@ def exercise() -> None:
     for operation in ("add", "round_bf16", "round_f16", "sum"):
         op.probe_vector(operation, torch.ones(128), torch.ones(128), 128)
     op.probe_flags(torch.ones(5, ROW))
+    op.probe_sync(torch.ones(3, ROW), 3)
 
 
-@pytest.mark.parametrize(("m", "n", "stored", "k", "call_k"), [(16, 16, 16, 16, 16), (48, 32, 96, 70, 32), (128, 128, 256, 256, 256), (32, 48, 64, 5, 64)])
+SHAPES = [(16, 16, 16, 16, 16), (48, 32, 96, 70, 32), (128, 128, 256, 256, 256), (32, 48, 64, 5, 64)]
+
+
+@pytest.mark.parametrize(("m", "n", "stored", "k", "call_k"), SHAPES)
 def test_mmad_is_one_piece_of_a_contraction(implementation, mmad_order, dtype, m, n, stored, k, call_k):
     a, b = revealing(m, stored, dtype=dtype, seed=1), revealing(n, stored, dtype=dtype, seed=2)
     c = op.probe_mmad(a, b, m, k, call_k, 2, MMAD_ORDERS.index(mmad_order))
@@ -59,6 +63,12 @@ def test_flags(implementation, blocks):
     assert_same_bits(op.probe_flags(x, blocks), x + 1.0)
 
 
+@pytest.mark.parametrize(("cores", "rounds"), [(1, 1), (5, 4)])
+def test_sync(implementation, cores, rounds):
+    x = torch.arange(float(cores * ROW)).view(cores, ROW)
+    assert_same_bits(op.probe_sync(x, rounds), torch.stack([x.roll(-r, 0) + r + 1.0 for r in range(rounds)]))
+
+
 def mmad(a=(16, 16), b=(16, 16), m=16, k=16, call_k=16, blocks=1):
     return lambda: op.probe_mmad(torch.ones(a).bfloat16(), torch.ones(b).bfloat16(), m, k, call_k, blocks)
 
@@ -81,6 +91,7 @@ def vector(operation="add", size=64, count=64, blocks=1):
     (vector(count=65), "count must be from 1 to 64 for add, found 65"),
     (vector("repeat_sum", 128, 65), "count must be from 1 to 64 for repeat_sum, found 65"),
     (lambda: op.probe_flags(torch.ones(3, 64)), r"x must be \[rows, 8192\]"),
+    (lambda: op.probe_sync(torch.ones(3, ROW), 0), "rounds must be at least 1, found 0"),
 ])  # fmt: skip
 def test_refusals(call, text):
     with pytest.raises(ValueError, match=text):
@@ -97,3 +108,4 @@ def test_registration():
     torch.library.opcheck(op.probe_mmad.default, (a, a, 16, 32, 16))
     torch.library.opcheck(op.probe_vector.default, ("exp", torch.randn(64), torch.randn(64), 64))
     torch.library.opcheck(op.probe_flags.default, (torch.randn(2, ROW),))
+    torch.library.opcheck(op.probe_sync.default, (torch.randn(2, ROW), 2))

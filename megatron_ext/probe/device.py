@@ -60,6 +60,10 @@ class Device:
         """x + 1, through local memory, ordered by flags between pipes. fp32 [rows, 8192]."""
         return self.ops.probe_flags(x.to(self.place), blocks).cpu()
 
+    def sync(self, x: torch.Tensor, rounds: int) -> torch.Tensor:
+        """[rounds, cores, 8192]: round r of core c is round r - 1 of core c + 1, plus 1. x: fp32 [cores, 8192], round -1 of each core itself."""
+        return self.ops.probe_sync(x.to(self.place), rounds).cpu()
+
     def linear(self, x_MK: torch.Tensor, w_NK: torch.Tensor, segments: int) -> torch.Tensor:
         """fp32 [M, N] of the committed linear kernel, whose cube and vector cores wait for each other."""
         return self.ops.linear_fp32(x_MK.to(self.place), w_NK.to(self.place), segments, self.order).cpu()

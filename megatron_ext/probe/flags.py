@@ -9,6 +9,7 @@ from megatron_ext.probe.question import Answer, Question, all_hold, compare
 
 ROW = 8192  # elements, as in probe_tiling.h
 ROUNDS = 3
+CORES, TURNS = 8, 20  # SyncAll never returns with more blocks than there are cores; every device has 8
 
 
 def whole_numbers(*shape: int, seed: int) -> torch.Tensor:
@@ -28,7 +29,15 @@ def between_cores(device: Device) -> Answer:
     return all_hold([compare(device.linear(x.bfloat16(), w.bfloat16(), segments=8), expected, "linear") for _ in range(ROUNDS)])
 
 
+def all_cores(device: Device) -> Answer:
+    """Rows go around the cores, each of which reads what another one has just written."""
+    x = whole_numbers(CORES, ROW, seed=4)
+    expected = torch.stack([x.roll(-r, 0) + r + 1.0 for r in range(TURNS)])
+    return all_hold([compare(device.sync(x, TURNS), expected, f"{CORES} cores") for _ in range(ROUNDS)])
+
+
 QUESTIONS = (
     Question("flags", "SetFlag and WaitFlag order two pipes, event by event", "promise", between_pipes),
     Question("cross_core_flags", "CrossCoreSetFlag and CrossCoreWaitFlag order the cores of a block", "promise", between_cores),
+    Question("sync_all", "SyncAll orders what all vector cores write and read", "promise", all_cores),
 )

@@ -41,7 +41,8 @@ def compare(found: torch.Tensor, expected: torch.Tensor, what: str) -> Answer:
     if not different.any():
         return Answer(True)
     first = tuple(different.nonzero()[0].tolist())
-    return Answer(False, f"{what}: {int(different.sum())} of {different.numel()} differ, at {list(first)} {found[first].item()!r}, expected {expected[first].item()!r}")
+    values = f"{found[first].item()!r}, expected {expected[first].item()!r}"
+    return Answer(False, f"{what}: {int(different.sum())} of {different.numel()} differ, the first at {list(first)}: {values}")
 
 
 def all_hold(answers: Sequence[Answer]) -> Answer:

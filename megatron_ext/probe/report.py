@@ -90,5 +90,6 @@ def order_fields(file: str | None, mmad_order: str | None) -> dict[str, str]:
     except (OSError, ProbeError) as error:
         raise ProbeError(f"--npu-probe {file}: {error}") from error
     if mmad_order not in (None, fields["mmad_order"]):
-        raise ProbeError(f"--mmad-order {mmad_order}: the device of --npu-probe {file} adds in the order {fields['mmad_order']!r}; leave --mmad-order out")
+        found = f"the device of --npu-probe {file} adds in the order {fields['mmad_order']!r}"
+        raise ProbeError(f"--mmad-order {mmad_order}: {found}; leave --mmad-order out")
     return fields

@@ -120,6 +120,11 @@ def maximum_of_nan(device: Device) -> Answer:
     return compare(found, torch.full((3,), nan), "Max")
 
 
+def maximum_of_zeros(device: Device) -> Answer:
+    found = device.vector("max", filled(0.0, NEGATIVE_ZERO), filled(NEGATIVE_ZERO, 0.0), count=2)
+    return compare(found, torch.tensor([NEGATIVE_ZERO, 0.0]), "Max")
+
+
 def overflow_to_half(device: Device) -> Answer:
     infinity = float("inf")
     found = device.vector("round_f16", filled(1e5, -1e5, infinity, 65519.0), count=4)
@@ -157,5 +162,6 @@ QUESTIONS = (
     Question("masked_lanes", "a masked lane is +0 in a sum", "note", masked_lanes),
     Question("copies_keep_zeros", "x + -0 is x, the sign of zero included", "reference", copies_keep_zeros),
     Question("maximum_of_nan", "a maximum with NaN is NaN", "reference", maximum_of_nan),
+    Question("maximum_of_zeros", "a maximum of zeros is the second one", "reference", maximum_of_zeros),
     Question("overflow_to_half", "fp32 beyond the range of half becomes infinity", "reference", overflow_to_half),
 )

@@ -30,11 +30,12 @@ NOTICED_BY = {
     "masked_lanes_enter": ["masked_lanes"],
     "adds_loses_the_sign": ["copies_keep_zeros"],
     "max_drops_nan": ["maximum_of_nan"],
+    "max_prefers_positive_zero": ["maximum_of_zeros"],
     "cast_saturates": ["overflow_to_half"],
     "copies_are_late": ["flags"],
     "cross_core_flags_ignored": ["cross_core_flags"],
+    "sync_all_ignored": ["sync_all"],
 }
-# What a deviation touches besides: the question of the order tells the rows of a small product from those of a large one, for example.
 CASES = [(deviation, name) for deviation, names in NOTICED_BY.items() for name in names]
 
 

@@ -55,7 +55,8 @@ def test_what_no_promise_needs_is_no_obstacle():
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("{", "not a report of tools/npu_probe.py"), ("[]", "not a report"), ('{"format": 1}', "not a report"), ('{"format": 0}', "of format 0, expected 1"),
+    ("{", "not a report of tools/npu_probe.py"), ("[]", "not a report"), ('{"format": 1}', "not a report"),
+    ('{"format": 0}', "of format 0, expected 1"),
 ])  # fmt: skip
 def test_other_files_are_refused(tmp_path, text, message):
     path = tmp_path / "other.json"
