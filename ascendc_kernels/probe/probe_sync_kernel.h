@@ -21,7 +21,7 @@ class ProbeSync {
         for (int64_t r = 0; r < rounds_; ++r) {
             if (r > 0)
                 AscendC::SyncAll<true>();
-            AscendC::DataCopy(row, r == 0 ? x_[uint64_t(core * kProbeRow)] : y_[uint64_t(((r - 1) * cores_ + next) * kProbeRow)], uint32_t(kProbeRow));
+            CopyIn(row, r == 0 ? x_[uint64_t(core * kProbeRow)] : y_[uint64_t(((r - 1) * cores_ + next) * kProbeRow)]);
             AscendC::SetFlag<AscendC::HardEvent::MTE2_V>(0);
             AscendC::WaitFlag<AscendC::HardEvent::MTE2_V>(0);
             AscendC::Adds(row, row, 1.0f, int32_t(kProbeRow));
@@ -35,6 +35,10 @@ class ProbeSync {
     int64_t rounds_, cores_;
     AscendC::GlobalTensor<float> x_, y_;
     AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
+
+    static __aicore__ inline void CopyIn(const AscendC::LocalTensor<float>& row, const AscendC::GlobalTensor<float>& from) {
+        AscendC::DataCopy(row, from, uint32_t(kProbeRow));
+    }
 };
 
 }  // namespace megatron_ext

@@ -177,7 +177,8 @@ def from_args(args: argparse.Namespace, megatron_flags: list[str]) -> RunConfig:
     """Raises ConfigError, or the error of the part that refuses, before anything starts."""
     _check_megatron_flags(megatron_flags)
     sequence_parallel = False if args.no_sequence_parallel else None
-    contract = Contract(ReductionOrder(**order_fields(args.npu_probe, args.mmad_order)), args.kernel_backend, consistency=not args.no_consistency)
+    order = ReductionOrder(**order_fields(args.npu_probe, args.mmad_order))
+    contract = Contract(order, args.kernel_backend, consistency=not args.no_consistency)
     config = RunConfig(
         **{name: getattr(args, name) for name in (
             "hf", "prompts", "heldout", "steps", "prompts_per_step", "samples_per_prompt", "max_prompt_len", "max_response_len", "temperature",
