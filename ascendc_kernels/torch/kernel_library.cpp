@@ -31,7 +31,7 @@ void run_tasks(int64_t tasks, void (*task)(void*, int64_t), void* context) {
 }
 
 const DeviceKernels& on_device(const at::Device& device) {
-    TORCH_CHECK(device_kernels, "megatron_ext: no kernels for ", device, ": build them with ascendc_kernels/build.sh --soc SOC (needs CANN, torch_npu)");
+    TORCH_CHECK(device_kernels, "megatron_ext: no kernels for ", device, ": build them with ascendc_kernels/build.sh --soc SOC");
     return *device_kernels;
 }
 

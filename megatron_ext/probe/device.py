@@ -43,14 +43,18 @@ class Device:
                 versions[name] = importlib.metadata.version(name)
         return versions
 
-    def mmad(self, a_MK: torch.Tensor, b_NK: torch.Tensor, m: int | None = None, k: int | None = None, call_k: int | None = None, blocks: int = 1):
+    def mmad(
+        self, a_MK: torch.Tensor, b_NK: torch.Tensor, m: int | None = None, k: int | None = None, call_k: int | None = None, blocks: int = 1
+    ) -> torch.Tensor:
         """fp32 [m, N], or [B, m, N] for several blocks: the first k columns, in calls of call_k; by default one call for all rows and columns."""
         m, k = m or a_MK.shape[0], k or a_MK.shape[1]
         call_k = call_k or a_MK.shape[1]
         c = self.ops.probe_mmad(a_MK.to(self.place), b_NK.to(self.place), m, k, call_k, blocks, self.order).cpu()
         return c if blocks > 1 else c[0]
 
-    def vector(self, operation: str, x_X: torch.Tensor, y_X: torch.Tensor | None = None, count: int | None = None, blocks: int = 1):
+    def vector(
+        self, operation: str, x_X: torch.Tensor, y_X: torch.Tensor | None = None, count: int | None = None, blocks: int = 1
+    ) -> torch.Tensor:
         """fp32 [results], or [B, results] for several blocks: one instruction on the first `count` elements."""
         y_X = x_X if y_X is None else y_X
         out = self.ops.probe_vector(operation, x_X.to(self.place), y_X.to(self.place), count or x_X.shape[0], blocks).cpu()

@@ -6,6 +6,7 @@ import argparse
 import pathlib
 import sys
 
+from ascendc_kernels.build import BuildError
 from megatron_ext.probe import cube, flags, vector
 from megatron_ext.probe.device import DEVICES, Device, use_model
 from megatron_ext.probe.question import CONSEQUENCES, Question
@@ -61,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.device == "model":
             use_model()
         report = probe(Device(args.device, args.model_mmad_order))
-    except ProbeError as error:
+    except (ProbeError, BuildError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(table(report))
