@@ -108,8 +108,10 @@ def paged(k, v, kv_lens, page: int, seed: int = 0) -> Cache:
 def threads(count: int):
     before = torch.get_num_threads()
     torch.set_num_threads(count)
-    yield
-    torch.set_num_threads(before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def exercise() -> None:
