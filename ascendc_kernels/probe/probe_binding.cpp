@@ -47,9 +47,10 @@ at::Tensor probe_mmad(const at::Tensor& a, const at::Tensor& b, int64_t m, int64
 }
 
 int64_t operation_of(std::string_view name) {
-    for (int64_t i = 0; i < kProbeOperations; ++i)
-        if (name == kProbeOperationNames[i]) return i;
-    TORCH_CHECK_VALUE(false, "probe_vector: no operation ", name);
+    int64_t operation = 0;
+    while (operation < kProbeOperations && name != kProbeOperationNames[operation]) ++operation;
+    TORCH_CHECK_VALUE(operation < kProbeOperations, "probe_vector: no operation ", name);
+    return operation;
 }
 
 template <typename Size>
