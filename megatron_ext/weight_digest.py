@@ -18,7 +18,7 @@ import torch
 MASK = (1 << 64) - 1
 SEEDS = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-CHUNK = 1 << 22
+CHUNK = 1 << 16  # elements at a time: what they need stays in a core's cache
 
 
 class DigestMismatch(RuntimeError):
@@ -40,31 +40,33 @@ def signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def logical_shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+def xor_shifted(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """x ^= x >> bits, as unsigned numbers."""
+    return x.bitwise_xor_((x >> bits).bitwise_and_((1 << (64 - bits)) - 1))
 
 
 def mix(x: torch.Tensor) -> torch.Tensor:
-    """splitmix64 finalizer on int64 (wrapping)."""
-    x = (x ^ logical_shift_right(x, 30)) * signed(MULTIPLIERS[0])
-    x = (x ^ logical_shift_right(x, 27)) * signed(MULTIPLIERS[1])
-    return x ^ logical_shift_right(x, 31)
+    """splitmix64 finalizer on int64 (wrapping), in place."""
+    xor_shifted(x, 30).mul_(signed(MULTIPLIERS[0]))
+    xor_shifted(x, 27).mul_(signed(MULTIPLIERS[1]))
+    return xor_shifted(x, 31)
 
 
 def element_bits(x: torch.Tensor) -> torch.Tensor:
     width = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
-    return x.contiguous().view(width).reshape(-1).to(torch.int64)
+    return x.contiguous().view(width).reshape(-1)
 
 
-def logical_indices(shape: tuple[int, ...], logical_shape: tuple[int, ...], offsets: tuple[int, ...]) -> torch.Tensor:
-    index = torch.zeros(shape, dtype=torch.int64)
-    stride = 1
+def logical_indices(start: int, stop: int, shape: tuple[int, ...], logical_shape: tuple[int, ...], offsets: tuple[int, ...]) -> torch.Tensor:
+    """Index in the logical tensor of the elements [start, stop) of a shard, in its own order."""
+    if shape[1:] == logical_shape[1:]:  # whole rows: no need to take the index apart
+        return torch.arange(start, stop).add_(offsets[0] * math.prod(shape[1:]) if shape else 0)
+    rest, index, stride = torch.arange(start, stop), torch.zeros(stop - start, dtype=torch.int64), 1
     for dim in reversed(range(len(shape))):
-        view = [1] * len(shape)
-        view[dim] = shape[dim]
-        index += (torch.arange(shape[dim]) + offsets[dim]).view(view) * stride
+        index += (rest % shape[dim] + offsets[dim]) * stride
+        rest //= shape[dim]
         stride *= logical_shape[dim]
-    return index.reshape(-1)
+    return index
 
 
 def region_digest(shard: torch.Tensor, logical_shape: tuple[int, ...], offsets: tuple[int, ...]) -> tuple[int, int]:
@@ -73,13 +75,15 @@ def region_digest(shard: torch.Tensor, logical_shape: tuple[int, ...], offsets: 
     fits = len(shape) == len(logical_shape) and all(o + s <= n for o, s, n in zip(offsets, shape, logical_shape, strict=True))
     if not fits:
         raise ValueError(f"a shard of shape {shape} at {offsets} does not fit in {tuple(logical_shape)}")
-    index, bits = logical_indices(shape, tuple(logical_shape), tuple(offsets)), element_bits(shard.detach().cpu())
+    bits = element_bits(shard.detach().cpu())
     totals = [0, 0]
-    for start in range(0, index.numel(), CHUNK):
-        at = slice(start, start + CHUNK)
+    for start in range(0, bits.numel(), CHUNK):
+        stop = min(start + CHUNK, bits.numel())
+        index, chunk = logical_indices(start, stop, shape, tuple(logical_shape), tuple(offsets)), bits[start:stop].to(torch.int64)
         for i, seed in enumerate(SEEDS):
             # Integer sums wrap: exact in any order.
-            totals[i] += int(mix(mix(index[at] * signed(seed) + 1) ^ (bits[at] * signed(SEEDS[1 - i]) + i)).sum())
+            mixed = mix((index * signed(seed)).add_(1)).bitwise_xor_((chunk * signed(SEEDS[1 - i])).add_(i))
+            totals[i] += int(mix(mixed).sum())
     return totals[0] & MASK, totals[1] & MASK
 
 
@@ -118,12 +122,12 @@ def merge(reports: Iterable[dict[str, list[Region]]]) -> dict[str, str]:
     return {name: merge_regions(name, parts) for name, parts in sorted(regions.items())}
 
 
-def check_equal(train: dict[str, str], rollout: dict[str, str]) -> None:
-    """Raises DigestMismatch naming every logical tensor that is missing or different on one side."""
+def check_equal(train: dict[str, str], rollout: dict[str, str], sides: tuple[str, str] = ("train", "rollout")) -> None:
+    """Raises DigestMismatch naming every logical tensor that is missing or different on one side. sides: what to call the two."""
     problems = [
-        f"{name}: train {train.get(name, 'absent')}, rollout {rollout.get(name, 'absent')}"
+        f"{name}: {sides[0]} {train.get(name, 'absent')}, {sides[1]} {rollout.get(name, 'absent')}"
         for name in sorted(train.keys() | rollout.keys())
         if train.get(name) != rollout.get(name)
     ]
     if problems:
-        raise DigestMismatch(f"{len(problems)} logical tensors differ between train and rollout:\n" + "\n".join(problems))
+        raise DigestMismatch(f"{len(problems)} logical tensors differ between {sides[0]} and {sides[1]}:\n" + "\n".join(problems))

@@ -26,12 +26,14 @@ ALLOWED = {
     "probe": LOW | {"reference"},
     "patches": set(),
     "weight_digest": set(),
+    "tokenizer": set(),
     "world": set(),
     "service": set(),
-    "train": ENGINES,
+    "checkpoint": {"reduction_order", "weight_digest"},
+    "train": ENGINES | {"checkpoint"},
     "rollout": ENGINES,
-    "parity": ENGINES | {"train", "rollout"},
-    "rl": ENGINES | {"train", "rollout", "parity"},
+    "parity": ENGINES | {"checkpoint", "tokenizer", "train", "rollout"},
+    "rl": ENGINES | {"checkpoint", "tokenizer", "train", "rollout", "parity"},
 }
 # Modules of the two engines may be imported by the adapters only; everything below runs without them.
 ENGINE_PACKAGES = {"megatron", "vllm", "mindspeed", "transformers"}

@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 import pathlib
 import pydoc_data.topics
+import random
+
+from megatron_ext.tokenizer import load_tokenizer
 
 
 class PromptError(ValueError):
     """A prompt file that cannot be used."""
 
 
-def load_tokenizer(hf_dir: str):
-    """The Hugging Face tokenizer of the folder."""
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(hf_dir)
-
-
-def read_prompts(path: str, hf_dir: str, vocab_size: int) -> list[list[int]]:
+def read_prompts(path: str, tokenizer_path: str, vocab_size: int) -> list[list[int]]:
     """One prompt per line: JSON with "prompt_token_ids" (list of int) or "prompt" (text), or the text itself in a .txt file.
 
     Raises PromptError naming file and line.
@@ -31,7 +27,7 @@ def read_prompts(path: str, hf_dir: str, vocab_size: int) -> list[list[int]]:
         record = {"prompt": line} if path.endswith(".txt") else parse_line(line, f"{path}:{number}")
         ids = record.get("prompt_token_ids")
         if ids is None:
-            tokenizer = tokenizer or load_tokenizer(hf_dir)
+            tokenizer = tokenizer or load_tokenizer(tokenizer_path)
             ids = tokenizer.encode(record["prompt"], add_special_tokens=False)
         check_ids(ids, vocab_size, f"{path}:{number}")
         prompts.append(ids)
@@ -58,11 +54,17 @@ def check_ids(ids: object, vocab_size: int, where: str) -> None:
         raise PromptError(f"{where}: token id {wrong} is outside the vocabulary of {vocab_size}")
 
 
-def made_prompts(hf_dir: str, lengths: list[int]) -> list[list[int]]:
+def made_prompts(tokenizer_path: str, lengths: list[int]) -> list[list[int]]:
     """Token ids of English text, one prompt per length; neighbours share a prefix, so that the prefix cache has work."""
-    tokenizer = load_tokenizer(hf_dir)
+    tokenizer = load_tokenizer(tokenizer_path)
     topics = pydoc_data.topics.topics
     text = "\n".join(topics[name] for name in sorted(topics))
-    ids = tokenizer(text[: 12 * max(lengths) + 300 * len(lengths)], add_special_tokens=False, verbose=False)["input_ids"]
+    ids = tokenizer.encode(text[: 12 * max(lengths) + 300 * len(lengths)], add_special_tokens=False)
     starts = [(i // 2) * 97 % max(1, len(ids) - max(lengths)) for i in range(len(lengths))]
     return [ids[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+
+
+def random_prompts(vocab_size: int, lengths: list[int], seed: int) -> list[list[int]]:
+    """Uniformly random token ids, one prompt per length."""
+    generator = random.Random(seed)
+    return [[generator.randrange(vocab_size) for _ in range(length)] for length in lengths]

@@ -24,13 +24,24 @@ class TrainSettings:
     """How training recomputes and steps.
 
     micro_batch_size: sequences. pack: several sequences in one row, by cu_seqlens, instead of padding. with_grad: as a training
-    step would, not as evaluation. timeout_s: a world that does not answer for so long is ended.
+    step would, not as evaluation. timeout_s: a world that does not answer for so long is ended. weights_only: no optimizer, so that a
+    rank holds little more than its weights; such a world takes no training steps.
     """
 
     micro_batch_size: int = 4
     pack: bool = True
     with_grad: bool = True
     timeout_s: float = 900.0
+    weights_only: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """hf: the Hugging Face folder that the rollout loads. megatron: a Megatron checkpoint of the same weights for training; None: it
+    loads the folder too."""
+
+    hf: str
+    megatron: str | None = None
 
 
 class Phases:
@@ -57,11 +68,13 @@ def contract_flags(contract: Contract) -> list[str]:
 
 
 @contextlib.contextmanager
-def training(hf_dir: str, layout: TrainLayout, contract: Contract, settings: TrainSettings, log_path: str) -> Iterator[TrainWorld]:
-    """A Megatron world with the folder's weights loaded."""
-    flags = cpu_flags(hf_dir, *contract_flags(contract), micro_batch_size=settings.micro_batch_size, **layout.arguments())
+def training(model: Model | str, layout: TrainLayout, contract: Contract, settings: TrainSettings, log_path: str) -> Iterator[TrainWorld]:
+    """A Megatron world with the model's weights loaded. model: a path is that of a Hugging Face folder."""
+    model = model if isinstance(model, Model) else Model(str(model))
+    flags = cpu_flags(model.hf, *contract_flags(contract), micro_batch_size=settings.micro_batch_size, **layout.arguments())
+    flags += ["--weights-only"] * settings.weights_only
     with TrainWorld(layout.world_size, flags, log_path, settings.timeout_s) as world:
-        world.call("load_hf", path=str(hf_dir))
+        world.call("load_checkpoint" if model.megatron else "load_hf", path=str(model.megatron or model.hf))
         yield world
 
 

@@ -15,6 +15,7 @@ from megatron_ext.parity.layout import RolloutLayout, TrainLayout
 from megatron_ext.probe.report import order_fields
 from megatron_ext.reduction_order import MMAD_ORDERS, ReductionOrder
 from megatron_ext.rl.gate import POLICIES
+from megatron_ext.tokenizer import fingerprint
 
 # Megatron flags that the run derives from its own options, and the option to use instead.
 _DERIVED = {
@@ -34,6 +35,7 @@ class RunConfig:
     """Everything that the loop reads. Paths as given; see `add_arguments` for each option."""
 
     hf: str
+    tokenizer: str | None
     out: Path
     prompts: str
     heldout: str | None
@@ -87,6 +89,7 @@ class RunConfig:
         return {
             **found, "rewards": list(self.rewards), "prompts_sha256": _sha256(self.prompts), "objective": vars(self.objective),
             "contract_digest": self.contract.digest(), "megatron_flags": list(self.megatron_flags),
+            "tokenizer_sha256": fingerprint(self.tokenizer) if self.tokenizer else None,
         }  # fmt: skip
 
 
@@ -105,6 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def _add_data(group) -> None:
     group.add_argument("--hf", required=True, metavar="DIR", help="Hugging Face folder of the model to start from")
+    group.add_argument("--tokenizer", metavar="PATH", help="Hugging Face folder or SentencePiece *.model (default: that of --hf)")
     group.add_argument("--prompts", required=True, metavar="FILE",
                        help='JSONL: {"prompt": text} or {"prompt_token_ids": [...]}, and whatever the rewards read ("answer", ...)')
     group.add_argument("--heldout", metavar="FILE", help="JSONL of prompts to evaluate on; never trained on")
@@ -184,7 +188,7 @@ def from_args(args: argparse.Namespace, megatron_flags: list[str]) -> RunConfig:
             "hf", "prompts", "heldout", "steps", "prompts_per_step", "samples_per_prompt", "max_prompt_len", "max_response_len", "temperature",
             "seed", "aggregation", "advantage_by_std", "updates_per_step", "rollout_engines", "micro_batch_size", "max_num_seqs",
             "max_num_batched_tokens", "verify_old_logprob", "eval_interval", "eval_temperature", "checkpoint_interval", "keep_checkpoints",
-            "save_hf", "resume", "overwrite", "tensorboard", "wandb_project", "sync_dir",
+            "save_hf", "resume", "tokenizer", "overwrite", "tensorboard", "wandb_project", "sync_dir",
         )},
         out=Path(args.out).resolve(), rewards=tuple(args.rewards),
         objective=PolicyObjective(args.clip_ratio_low, args.clip_ratio_high, args.kl_loss_coef, args.importance_level),

@@ -9,7 +9,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megatron_ext.parity.prompts import PromptError, check_ids, load_tokenizer, parse_line
+from megatron_ext.parity.prompts import PromptError, check_ids, parse_line
+from megatron_ext.tokenizer import load_tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Prompt:
     record: Mapping[str, Any]
 
 
-def read_prompts(path: str | pathlib.Path, hf_dir: str, vocab_size: int, max_prompt_len: int) -> list[Prompt]:
+def read_prompts(path: str | pathlib.Path, tokenizer_path: str, vocab_size: int, max_prompt_len: int) -> list[Prompt]:
     """One prompt per line that is not blank: JSON with "prompt" (text, encoded without special tokens) or "prompt_token_ids".
 
     Ids win where a line has both. Raises PromptError naming file, line, what was found and what to do.
@@ -30,7 +31,7 @@ def read_prompts(path: str | pathlib.Path, hf_dir: str, vocab_size: int, max_pro
     lines = [(number, line) for number, line in enumerate(_read_text(path).split("\n"), start=1) if line.strip()]
     if not lines:
         raise PromptError(f'{path}: no prompts; expected one JSON object per line, {{"prompt": ...}} or {{"prompt_token_ids": [...]}}')
-    tokenizer = load_tokenizer(hf_dir)
+    tokenizer = load_tokenizer(tokenizer_path)
     prompts = []
     for index, (number, line) in enumerate(lines):
         where = f"{path}:{number}"

@@ -13,6 +13,7 @@ import shlex
 import signal
 import sys
 
+from megatron_ext.checkpoint.hf_config import UnsupportedModel
 from megatron_ext.contract import ContractError
 from megatron_ext.parity.layout import LayoutError
 from megatron_ext.parity.prompts import PromptError
@@ -22,14 +23,14 @@ from megatron_ext.rl import trainer
 from megatron_ext.rl.checkpoint import CheckpointError
 from megatron_ext.rl.gate import LogdiffError
 from megatron_ext.rl.rewards import RewardError
-from megatron_ext.train.hf_config import UnsupportedModel
+from megatron_ext.tokenizer import TokenizerError
 from megatron_ext.weight_digest import DigestMismatch
 from megatron_ext.world import WorkerError
 
 # Errors whose text says what to do: a traceback through the loop would only bury it.
 EXPLAINED = (
     CheckpointError, configuration.ConfigError, ContractError, DigestMismatch, LayoutError, LogdiffError, ProbeError, PromptError, RewardError,
-    UnsupportedModel, WorkerError, FileNotFoundError, ModuleNotFoundError,
+    TokenizerError, UnsupportedModel, WorkerError, FileNotFoundError, ModuleNotFoundError,
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron_ext.parity import prompts as prompt_source
+from megatron_ext.checkpoint.hf_config import read_hf_config
 from megatron_ext.rl import checkpoint
 from megatron_ext.rl.advantages import group_advantages
 from megatron_ext.rl.config import ConfigError, RunConfig
@@ -33,7 +33,7 @@ from megatron_ext.rl.sampling import Response, sample, sample_heldout
 from megatron_ext.rl.signals import Interrupted, Signals
 from megatron_ext.rl.summary import SUMMARY_FILE, write_summary
 from megatron_ext.rl.update import Updater
-from megatron_ext.train.hf_config import read_hf_config
+from megatron_ext.tokenizer import load_tokenizer
 
 HF_FOLDER = "hf"
 
@@ -86,7 +86,7 @@ def prompts_of(config: RunConfig, path: str) -> list[Prompt]:
     longest, room = config.max_prompt_len + config.max_response_len, model["max_position_embeddings"]
     if longest > room:
         raise ConfigError(f"--max-prompt-len + --max-response-len = {longest}, the model has {room} positions")
-    return read_prompts(path, config.hf, model["vocab_size"], config.max_prompt_len)
+    return read_prompts(path, config.tokenizer or config.hf, model["vocab_size"], config.max_prompt_len)
 
 
 class Trainer:
@@ -100,7 +100,7 @@ class Trainer:
         self.stream = PromptStream(prompts, config.seed)
         self.heldout = prompts_of(config, config.heldout) if config.heldout else []
         self.rewards: Rewards = load_rewards(config.rewards)
-        self.tokenizer = prompt_source.load_tokenizer(config.hf)
+        self.tokenizer = load_tokenizer(config.tokenizer or config.hf)
         self.stop = stop_token_ids(config.hf)
         self.updater = Updater(config, engines.world, live)
         self.step, self.saved_step, self.current, self.stopped_by = 0, 0, 0, None

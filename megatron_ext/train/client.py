@@ -7,8 +7,8 @@ import socket
 import sys
 from pathlib import Path
 
+from megatron_ext.checkpoint.hf_config import flags_from_hf, read_hf_config
 from megatron_ext.platform.cpu import ENVIRONMENT, MEGATRON_FLAGS
-from megatron_ext.train.hf_config import flags_from_hf, read_hf_config
 from megatron_ext.world import World
 
 

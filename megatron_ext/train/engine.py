@@ -40,17 +40,21 @@ class UnsupportedRequest(ValueError):
 class TrainEngine:
     """Model, optimizer and schedule built by megatron.training; `consistency` picks our modules or the stock ones.
 
-    on_progress: called on every rank with (micro-batches begun, micro-batches in all).
+    args.weights_only: neither optimizer nor gradient buffers, and no training steps. on_progress: called on every rank with (micro-batches begun, micro-batches in all).
     """
 
     def __init__(self, args, consistency: bool, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         self.args, self.consistency, self._on_progress = args, consistency, on_progress
-        self.model, self.optimizer, self.scheduler = training.setup_model_and_optimizer(ModelType.encoder_or_decoder, model_provider)
+        if args.weights_only:
+            self.model, self.optimizer, self.scheduler = training.get_model(model_provider, wrap_with_ddp=False), None, None
+        else:
+            self.model, self.optimizer, self.scheduler = training.setup_model_and_optimizer(ModelType.encoder_or_decoder, model_provider)
         self.module = unwrap_model(self.model[0])
         self.config = get_model_config(self.model[0])
-        self.config.grad_scale_func = self.optimizer.scale_loss
-        self.config.finalize_model_grads_func = finalize_model_grads if consistency else _stock_finalize()
-        self.iteration = args.iteration
+        if self.optimizer is not None:
+            self.config.grad_scale_func = self.optimizer.scale_loss
+            self.config.finalize_model_grads_func = finalize_model_grads if consistency else _stock_finalize()
+        self.iteration = 0 if args.weights_only else args.iteration
         self._hf_dir: str | None = None
         self._reference: list[torch.Tensor] | None = None
 
@@ -120,6 +124,8 @@ class TrainEngine:
         Returns loss (over the whole batch, rounded once), grad_norm, lr (the one used), skipped, iteration, and on rank 0 logprobs:
         those of the step's own forward pass, per sequence.
         """
+        if self.optimizer is None:
+            raise UnsupportedRequest("train_step: this world was started with --weights-only; start one without it")
         if aggregation not in AGGREGATIONS:
             raise UnsupportedRequest(f"aggregation: expected one of {AGGREGATIONS}, found {aggregation!r}")
         batches = self._microbatches(sequences, temperature, micro_batch_size, pack)
@@ -157,7 +163,8 @@ class TrainEngine:
     def load_hf(self, path: str | Path) -> None:
         """Weights of a Hugging Face folder into the model and the optimizer's fp32 copies."""
         weights.load_hf(self.module, self.args.vocab_size, path)
-        self.optimizer.reload_model_params()
+        if self.optimizer is not None:
+            self.optimizer.reload_model_params()
         self._hf_dir = str(path)
 
     def export_hf(self, path: str | Path) -> None:

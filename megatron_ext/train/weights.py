@@ -1,33 +1,49 @@
 """Hugging Face weights in and out of a running Megatron model, without ever holding the whole model on one rank.
 
-Everything is said once, in `shards`: which rectangle of which Hugging Face tensor each parameter of this rank holds. Loading
-copies rectangles out of safetensors files, exporting collects them on rank 0 tensor by tensor, digests need no exchange of
-weights at all.
+What lies where is said in `checkpoint.mapping`; `held` adds what this rank holds of it. Loading copies rectangles out of safetensors
+files, exporting collects them on rank 0 tensor by tensor, digests need no exchange of weights at all.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 from megatron_ext import weight_digest as digest
+from megatron_ext.checkpoint import mapping
+from megatron_ext.checkpoint.hf_folder import SafetensorsFolder, copy_companions, remove_weights, write_safetensors
+from megatron_ext.checkpoint.mapping import MegatronTensor, ModelShape
+from megatron_ext.checkpoint.tensors import CheckpointError, TensorSpec
 from megatron_ext.train.moe import OutputColumnLinear
 
-MAX_FILE_BYTES = 2 << 30
-INDEX_FILE = "model.safetensors.index.json"
 
+@dataclass(frozen=True)
+class Held:
+    """A parameter of this rank: its part of a Megatron tensor, or of one expert in it. ranks: among how many the tensor is cut."""
 
-class WeightError(RuntimeError):
-    """Hugging Face weights and the model do not fit together; says which tensors."""
+    tensor: MegatronTensor
+    weight: torch.Tensor
+    rank: int = 0
+    ranks: int = 1
+    expert: tuple[int, ...] = ()
+    cut: int | None = None
+
+    def rectangles(self) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
+        """(view into the parameter, offsets in the Megatron tensor)"""
+        lead = len(self.expert)
+        if self.cut is None:
+            yield self.weight, (*self.expert, *(0,) * self.weight.dim())
+            return
+        halves = self.weight.chunk(2, self.cut - lead) if self.tensor.gated else (self.weight,)
+        for index, view in enumerate(halves):
+            size, offsets = view.shape[self.cut - lead], [*self.expert, *(0,) * self.weight.dim()]
+            offsets[self.cut] = (index * self.ranks + self.rank) * size
+            yield view, tuple(offsets)
 
 
 @dataclass(frozen=True)
@@ -46,143 +62,104 @@ class Shard:
 
 def shards(model, vocab_size: int) -> Iterator[Shard]:
     """Every rectangle that this rank's pipeline stage (an unwrapped GPTModel) holds. Vocabulary padding belongs to none."""
+    for part in held(model, vocab_size):
+        lead = len(part.expert)
+        pieces = [piece for piece in part.tensor.pieces if piece.at[:lead] == part.expert]
+        for view, offsets in part.rectangles():
+            for piece in pieces:
+                found = mapping.overlap(piece, offsets, (*(1,) * lead, *view.shape))
+                if found is not None:
+                    there, here = found
+                    yield Shard(piece.name, piece.logical_shape, tuple(s.start for s in there), view[here[lead:]])
+
+
+def held(model, vocab_size: int) -> Iterator[Held]:
+    """What this rank's pipeline stage holds."""
+    shape, tp = _model_shape(model, vocab_size), mpu.get_tensor_model_parallel_group()
     if model.pre_process:
-        yield _vocab_shard("model.embed_tokens.weight", model.embedding.word_embeddings.weight, vocab_size)
+        yield _cut(mapping.embedding(shape), model.embedding.word_embeddings.weight, tp)
     for layer in model.decoder.layers:
-        yield from _layer_shards(layer, f"model.layers.{layer.layer_number - 1}.")
+        yield from _layer(layer, shape, tp)
     if model.post_process:
-        yield _whole("model.norm.weight", model.decoder.final_layernorm.weight)
-        tied = model.share_embeddings_and_output_weights
-        if not (tied and model.pre_process):
-            name = "model.embed_tokens.weight" if tied else "lm_head.weight"
-            yield _vocab_shard(name, model.output_layer.weight, vocab_size)
+        yield Held(mapping.final_norm(shape), model.decoder.final_layernorm.weight.data)
+        if not (shape.tied and model.pre_process):
+            yield _cut(mapping.head(shape), model.output_layer.weight, tp)
 
 
-def _whole(name: str, weight: torch.Tensor) -> Shard:
-    return Shard(name, tuple(weight.shape), (0,) * weight.dim(), weight.data)
+def _model_shape(model, vocab_size: int) -> ModelShape:
+    config = model.config
+    return ModelShape(
+        hidden=config.hidden_size, heads=config.num_attention_heads, groups=config.num_query_groups, head_dim=config.kv_channels,
+        dense_width=config.ffn_hidden_size, experts=config.num_moe_experts or 0, expert_width=config.moe_ffn_hidden_size or 0, vocab=vocab_size,
+        tied=model.share_embeddings_and_output_weights, experts_in=(),
+    )  # fmt: skip
 
 
-def _cut(name: str, view: torch.Tensor, dim: int, ranks: int, rank: int) -> Shard:
-    """An equal part of `dim`."""
-    logical, offsets = list(view.shape), [0] * view.dim()
-    logical[dim] *= ranks
-    offsets[dim] = rank * view.shape[dim]
-    return Shard(name, tuple(logical), tuple(offsets), view)
+def _cut(tensor: MegatronTensor, weight: torch.Tensor, group: dist.ProcessGroup, expert: tuple[int, ...] = (), cut: int | None = None) -> Held:
+    return Held(tensor, weight.data, group.rank(), group.size(), expert, tensor.cut if cut is None else cut)
 
 
-def _vocab_shard(name: str, weight: torch.Tensor, vocab_size: int) -> Shard:
-    first = mpu.get_tensor_model_parallel_rank() * weight.shape[0]
-    real = min(max(vocab_size - first, 0), weight.shape[0])
-    return Shard(name, (vocab_size, weight.shape[1]), (min(first, vocab_size), 0), weight.data[:real])
-
-
-def _layer_shards(layer, prefix: str) -> Iterator[Shard]:
-    yield _whole(prefix + "input_layernorm.weight", layer.input_layernorm.weight)
-    yield _whole(prefix + "post_attention_layernorm.weight", layer.pre_mlp_layernorm.weight)
-    yield from _attention_shards(layer.self_attention, prefix + "self_attn.")
-    if layer.is_moe_layer:
-        yield from _moe_shards(layer.mlp, prefix + "mlp.")
-    else:
-        yield from _mlp_shards(layer.mlp, prefix + "mlp.", mpu.get_tensor_model_parallel_group())
-
-
-def _attention_shards(attention, prefix: str) -> Iterator[Shard]:
-    tp = mpu.get_tensor_model_parallel_group()
-    yield from _qkv_shards(attention, prefix)
-    yield _cut(prefix + "o_proj.weight", attention.linear_proj.weight.data, 1, tp.size(), tp.rank())
+def _layer(layer, shape: ModelShape, tp: dist.ProcessGroup) -> Iterator[Held]:
+    index, attention, mlp = layer.layer_number - 1, layer.self_attention, layer.mlp
+    tensors = {tensor.name.split(".", 3)[3]: tensor for tensor in mapping.layer_tensors(shape, index, layer.is_moe_layer)}
+    yield Held(tensors["self_attention.linear_qkv.layer_norm_weight"], layer.input_layernorm.weight.data)
+    yield Held(tensors["mlp.linear_fc1.layer_norm_weight"], layer.pre_mlp_layernorm.weight.data)
+    for name in ("linear_qkv", "linear_proj"):
+        yield _cut(tensors[f"self_attention.{name}.weight"], getattr(attention, name).weight, tp)
     if attention.q_layernorm is not None:
-        yield _whole(prefix + "q_norm.weight", attention.q_layernorm.weight)
-        yield _whole(prefix + "k_norm.weight", attention.k_layernorm.weight)
+        for name in ("q_layernorm", "k_layernorm"):
+            yield Held(tensors[f"self_attention.{name}.weight"], getattr(attention, name).weight.data)
+    if layer.is_moe_layer:
+        yield from _experts(mlp, tensors, index)
+    else:
+        for name in ("linear_fc1", "linear_fc2"):
+            yield _cut(tensors[f"mlp.{name}.weight"], getattr(mlp, name).weight, tp)
 
 
-def _qkv_shards(attention, prefix: str) -> Iterator[Shard]:
-    """Megatron stores query group after query group: its queries, then its key, then its value."""
-    config, tp = attention.config, mpu.get_tensor_model_parallel_group()
-    head, groups = config.kv_channels, config.num_query_groups
-    queries = config.num_attention_heads // groups * head
-    here = groups // tp.size()
-    weight = attention.linear_qkv.weight.data.view(here, queries + 2 * head, -1)
-    parts = {"q_proj": (0, queries), "k_proj": (queries, head), "v_proj": (queries + head, head)}
-    for name, (start, size) in parts.items():
-        for index in range(here):
-            group = tp.rank() * here + index
-            view = weight[index, start : start + size]
-            yield Shard(f"{prefix}{name}.weight", (groups * size, weight.shape[2]), (group * size, 0), view)
-
-
-def _mlp_shards(mlp, prefix: str, group: dist.ProcessGroup) -> Iterator[Shard]:
-    gate, up = mlp.linear_fc1.weight.data.chunk(2)
-    yield _cut(prefix + "gate_proj.weight", gate, 0, group.size(), group.rank())
-    yield _cut(prefix + "up_proj.weight", up, 0, group.size(), group.rank())
-    down_dim = 0 if isinstance(mlp.linear_fc2, OutputColumnLinear) else 1
-    yield _cut(prefix + "down_proj.weight", mlp.linear_fc2.weight.data, down_dim, group.size(), group.rank())
-
-
-def _moe_shards(moe, prefix: str) -> Iterator[Shard]:
-    yield _whole(prefix + "gate.weight", moe.router.weight)
+def _experts(moe, tensors: dict[str, MegatronTensor], layer: int) -> Iterator[Held]:
+    yield Held(tensors["mlp.router.weight"], moe.router.weight.data)
     if getattr(moe.router, "expert_bias", None) is not None:
-        yield _whole(prefix + "gate.e_score_correction_bias", moe.router.expert_bias)
+        bias = moe.router.expert_bias
+        name = f"model.layers.{layer}.mlp.gate.e_score_correction_bias"
+        yield Held(mapping.whole_tensor("mlp.router.expert_bias", name, tuple(bias.shape)), bias.data)
+    fc1, fc2 = (tensors[f"mlp.experts.experts.{name}.weight"] for name in ("linear_fc1", "linear_fc2"))
+    group = mpu.get_expert_tensor_parallel_group()
     for index, expert in zip(moe.local_expert_indices, moe.experts.local_experts, strict=True):
-        yield from _mlp_shards(expert, f"{prefix}experts.{index}.", mpu.get_expert_tensor_parallel_group())
+        yield _cut(fc1, expert.linear_fc1.weight, group, (index,))
+        yield _cut(fc2, expert.linear_fc2.weight, group, (index,), cut=1 if isinstance(expert.linear_fc2, OutputColumnLinear) else None)
 
 
 # Loading
 
 
-class SafetensorsFolder:
-    """The tensors of a Hugging Face folder, read by slices."""
-
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-        files = sorted(self.folder.glob("*.safetensors"))
-        if not files:
-            raise WeightError(f"no *.safetensors in {self.folder}; expected a Hugging Face folder with safetensors weights")
-        self._files = [safe_open(file, "pt") for file in files]
-        self._file_of = {name: file for file in self._files for name in file.keys()}
-
-    def names(self) -> set[str]:
-        return set(self._file_of)
-
-    def read(self, shard: Shard) -> torch.Tensor:
-        """The shard's rectangle. Raises WeightError if the tensor is missing or has another shape."""
-        if shard.name not in self._file_of:
-            raise WeightError(f"{shard.name} {shard.logical_shape}: not in {self.folder}")
-        tensor = self._file_of[shard.name].get_slice(shard.name)
-        if tuple(tensor.get_shape()) != shard.logical_shape:
-            raise WeightError(f"{shard.name}: expected shape {shard.logical_shape}, found {tuple(tensor.get_shape())} in {self.folder}")
-        return tensor[shard.slices]
-
-
 def load_hf(model, vocab_size: int, folder: str | Path) -> None:
     """Copies every parameter of this rank from a Hugging Face folder; padded vocabulary rows become zero.
 
-    Raises WeightError if a tensor is missing, has another shape or type, or if the folder holds tensors that no rank wants.
+    Raises CheckpointError if a tensor is missing, has another shape or type, or if the folder holds tensors that no rank wants.
     """
     source = SafetensorsFolder(folder)
     with torch.no_grad():
-        for weight in _vocab_weights(model):
-            weight.zero_()
+        for part in held(model, vocab_size):
+            if part.tensor.padded:
+                part.weight.zero_()
         for shard in shards(model, vocab_size):
-            tensor = source.read(shard)
-            if tensor.dtype != shard.view.dtype:
-                raise WeightError(f"{shard.name}: expected type {shard.view.dtype}, found {tensor.dtype} in {source.folder}")
-            shard.view.copy_(tensor)
+            shard.view.copy_(_read(source, shard))
     _check_all_wanted(source, {shard.name for shard in shards(model, vocab_size)}, model.share_embeddings_and_output_weights)
 
 
-def _vocab_weights(model) -> list[torch.Tensor]:
-    weights = [model.embedding.word_embeddings.weight] if model.pre_process else []
-    if model.post_process and model.output_layer.weight is not None:
-        weights.append(model.output_layer.weight)
-    return weights
+def _read(source: SafetensorsFolder, shard: Shard) -> torch.Tensor:
+    expected, found = TensorSpec(shard.logical_shape, shard.view.dtype), source.specs.get(shard.name)
+    if found != expected:
+        raise CheckpointError(f"{shard.name}: expected {expected}, found {found or 'no such tensor'} in {source.folder}")
+    return source.read_region(shard.name, shard.slices)
 
 
 def _check_all_wanted(source: SafetensorsFolder, names: set[str], tied: bool) -> None:
     everywhere: list[set[str]] = [set()] * dist.get_world_size()
     dist.all_gather_object(everywhere, names)
-    unwanted = source.names() - set().union(*everywhere) - ({"lm_head.weight"} if tied else set())
+    unwanted = set(source.specs) - set().union(*everywhere) - ({mapping.HEAD} if tied else set())
     if unwanted:
-        raise WeightError(f"{source.folder} holds tensors that this model has no place for: {sorted(unwanted)[:10]}")
+        raise CheckpointError(f"{source.folder} holds tensors that this model has no place for: {sorted(unwanted)[:10]}")
 
 
 # Digests and export
@@ -201,11 +178,11 @@ def digest_hf(model, vocab_size: int) -> dict[str, str]:
 
 
 def check_covered(model, vocab_size: int) -> None:
-    """Raises WeightError naming parameters, or buffers that carry state, which `shards` leaves out: no sync would carry them."""
-    covered = {shard.view.untyped_storage().data_ptr() for shard in shards(model, vocab_size)}
+    """Raises CheckpointError naming parameters, or buffers that carry state, which `held` leaves out: no sync would carry them."""
+    covered = {part.weight.untyped_storage().data_ptr() for part in held(model, vocab_size)}
     missed = [name for name, tensor in _state(model) if tensor.numel() and tensor.untyped_storage().data_ptr() not in covered]
     if missed:
-        raise WeightError(f"no Hugging Face tensor stands for {missed}; see megatron_ext/train/weights.py:shards")
+        raise CheckpointError(f"no Hugging Face tensor stands for {missed}; see megatron_ext/train/weights.py:held")
 
 
 def _state(model) -> Iterator[tuple[str, torch.Tensor]]:
@@ -217,99 +194,65 @@ def _state(model) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def export_hf(model, vocab_size: int, folder: str | Path, like: str | Path | None = None) -> None:
-    """Writes complete tensors as a Hugging Face folder, file by file on rank 0; other files are copied from `like`.
+    """Writes complete tensors as a Hugging Face folder, one after another on rank 0; other files are copied from `like`.
 
     Collective over all ranks. The folder is usable when the call returns on every rank.
     """
-    folder, rank = Path(folder), dist.get_rank()
-    if rank == 0:
+    folder = Path(folder)
+    pieces, mine = _pieces(model, vocab_size)
+    tensors = ((name, _collect(parts, mine.get(name, {}))) for name, parts in pieces.items())
+    if dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        _copy_companions(like, folder)
-    writer = _Writer(folder) if rank == 0 else None
-    for name, tensor in _logical_tensors(model, vocab_size):
-        if writer is not None:
-            writer.add(name, tensor)
-    if writer is not None:
-        writer.finish()
+        remove_weights(folder)
+        if like is not None and Path(like).resolve() != folder.resolve():
+            copy_companions(Path(like), folder)
+        write_safetensors(folder, {name: parts[0].spec for name, parts in pieces.items()}, tensors)
+    else:
+        for _ in tensors:
+            pass
     dist.barrier()
 
 
-def _logical_tensors(model, vocab_size: int) -> Iterator[tuple[str, torch.Tensor | None]]:
-    """Every logical tensor in name order; complete on rank 0, None elsewhere. Each rectangle is sent by its lowest rank."""
-    mine = {(shard.name, shard.offsets): shard for shard in shards(model, vocab_size) if shard.view.numel()}
-    listing = {key: (shard.logical_shape, tuple(shard.view.shape), shard.view.dtype) for key, shard in mine.items()}
+@dataclass(frozen=True)
+class _Piece:
+    """A rectangle of a logical tensor, and the lowest rank that holds it, which sends it."""
+
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    owner: int
+    spec: TensorSpec
+
+
+def _pieces(model, vocab_size: int) -> tuple[dict[str, list[_Piece]], dict]:
+    """({name: its rectangles on all ranks, each once}, {name: {offsets: this rank's view}}). The same order on every rank."""
+    mine: dict[str, dict[tuple[int, ...], torch.Tensor]] = {}
+    listing = {}
+    for shard in shards(model, vocab_size):
+        mine.setdefault(shard.name, {})[shard.offsets] = shard.view
+        listing[shard.name, shard.offsets] = (tuple(shard.view.shape), TensorSpec(shard.logical_shape, shard.view.dtype))
     everywhere: list[dict] = [{}] * dist.get_world_size()
     dist.all_gather_object(everywhere, listing)
     owners = {key: rank for rank, keys in reversed(list(enumerate(everywhere))) for key in keys}
-    by_name: dict[str, list[tuple]] = {}
-    for key in sorted(owners):
-        by_name.setdefault(key[0], []).append(key)
-    for name, keys in by_name.items():
-        yield name, _collect(name, [(key, owners[key], everywhere[owners[key]][key]) for key in keys], mine)
+    found: dict[str, list[_Piece]] = {}
+    for name, offsets in sorted(owners):
+        owner = owners[name, offsets]
+        shape, spec = everywhere[owner][name, offsets]
+        found.setdefault(name, []).append(_Piece(offsets, shape, owner, spec))
+    return found, mine
 
 
-def _collect(name: str, pieces: list[tuple], mine: dict) -> torch.Tensor | None:
-    """Assembles one logical tensor on rank 0."""
-    rank = dist.get_rank()
-    _, _, (logical_shape, _, dtype) = pieces[0]
-    whole = torch.empty(logical_shape, dtype=dtype) if rank == 0 else None
-    for key, owner, (_, shape, _) in pieces:
-        if owner == rank:
-            piece = mine[key].view.detach().contiguous()
+def _collect(pieces: list[_Piece], mine: dict[tuple[int, ...], torch.Tensor]) -> torch.Tensor | None:
+    """Assembles one logical tensor on rank 0. mine: this rank's rectangles of it, by offsets."""
+    rank, spec = dist.get_rank(), pieces[0].spec
+    whole = torch.empty(spec.shape, dtype=spec.dtype) if rank == 0 else None
+    for piece in pieces:
+        if piece.owner == rank:
+            part = mine[piece.offsets].detach().contiguous()
             if rank != 0:
-                dist.send(piece.view(torch.uint8), dst=0)
+                dist.send(part.view(torch.uint8), dst=0)
         elif rank == 0:
-            piece = torch.empty(shape, dtype=dtype)
-            dist.recv(piece.view(torch.uint8), src=owner)
+            part = torch.empty(piece.shape, dtype=spec.dtype)
+            dist.recv(part.view(torch.uint8), src=piece.owner)
         if whole is not None:
-            whole[tuple(slice(start, start + size) for start, size in zip(key[1], shape, strict=True))] = piece
+            whole[tuple(slice(start, start + size) for start, size in zip(piece.offsets, piece.shape, strict=True))] = part
     return whole
-
-
-def _copy_companions(like: str | Path | None, folder: Path) -> None:
-    """Configuration and tokenizer files; never weights."""
-    if like is None or Path(like).resolve() == folder.resolve():
-        return
-    for file in Path(like).iterdir():
-        if file.is_file() and file.suffix != ".safetensors" and file.name != INDEX_FILE:
-            shutil.copy(file, folder / file.name)
-
-
-class _Writer:
-    """Collects tensors into files of bounded size; names them by the Hugging Face convention once their number is known."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._pending: dict[str, torch.Tensor] = {}
-        self._files: list[tuple[Path, list[str], int]] = []
-        for stale in folder.glob("*.safetensors"):
-            stale.unlink()
-        (folder / INDEX_FILE).unlink(missing_ok=True)
-
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        if self._pending and _bytes([*self._pending.values(), tensor]) > MAX_FILE_BYTES:
-            self._flush()
-        self._pending[name] = tensor
-
-    def finish(self) -> None:
-        self._flush()
-        if len(self._files) == 1:
-            self._files[0][0].rename(self._folder / "model.safetensors")
-            return
-        weight_map = {}
-        for index, (file, names, _) in enumerate(self._files, 1):
-            final = f"model-{index:05d}-of-{len(self._files):05d}.safetensors"
-            file.rename(self._folder / final)
-            weight_map.update(dict.fromkeys(names, final))
-        total = sum(size for _, _, size in self._files)
-        (self._folder / INDEX_FILE).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2))
-
-    def _flush(self) -> None:
-        file = self._folder / f"part-{len(self._files)}.safetensors"
-        save_file(self._pending, file, metadata={"format": "pt"})
-        self._files.append((file, list(self._pending), _bytes(self._pending.values())))
-        self._pending = {}
-
-
-def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -26,6 +26,7 @@ from megatron_ext.train.wiring import parse_arguments, start_megatron
 def add_worker_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     group = parser.add_argument_group("megatron_ext worker")
     group.add_argument("--worker-socket", required=True, help="path of the Unix socket on which rank 0 serves requests")
+    group.add_argument("--weights-only", action="store_true", help="no optimizer and no gradient buffers: log-probabilities and weights, no training steps")
     return parser
 
 

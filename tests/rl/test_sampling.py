@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from megatron_ext.parity.prompts import load_tokenizer
 from megatron_ext.rl.data import Prompt
 from megatron_ext.rl.engines import stop_token_ids
 from megatron_ext.rl.rewards import load_rewards
 from megatron_ext.rl.sampling import Response
 from megatron_ext.rollout.client import request_shares, share_cores
 from megatron_ext.rollout.engine import Rollout
+from megatron_ext.tokenizer import load_tokenizer
 
 
 def response(tokens, finish_reason="stop"):

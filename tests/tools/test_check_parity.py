@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hf_folders import MOE, make_hf
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(900)
@@ -33,6 +34,8 @@ def test_check_parity_exits_with_one_on_any_difference(tmp_path):
 @pytest.mark.parametrize(("options", "message"), [
     (("--train-tp", "2", "--train-ep", "4", "--train-dp", "1"), "ep x etp = 4 does not divide tp x dp = 2"),
     (("--prompts", "absent.jsonl"), "absent.jsonl"),
+    (("--layers", "1"), "architectures"),
+    (("--megatron", "absent"), "not allowed with argument --hf"),
 ])  # fmt: skip
 def test_check_parity_refuses_before_anything_starts(tmp_path, options, message):
     model = tmp_path / "model"
@@ -40,3 +43,18 @@ def test_check_parity_refuses_before_anything_starts(tmp_path, options, message)
     (model / "config.json").write_text('{"vocab_size": 10}')
     result = run("tools/check_parity.py", "--hf", model, *options)
     assert result.returncode not in (0, None) and message in result.stderr
+
+
+@pytest.mark.full
+def test_check_parity_on_a_slice_and_on_a_megatron_checkpoint(tmp_path):
+    """Two layers of four, and a converted checkpoint that Megatron loads by itself."""
+    model, verdict = make_hf(tmp_path / "model", {**MOE, "max_position_embeddings": 1024}), tmp_path / "verdict.json"
+    common = ("--random-prompts", 5, 130, 300, "--max-tokens", 8, "--json", verdict, "--train-tp", 2, "--train-ep", 2)
+    result = run("tools/check_parity.py", "--hf", model, "--layers", 2, *common)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    assert json.loads(verdict.read_text())["logical_tensors_equal"] == 3 + 2 * (8 + 1 + 3 * 8)
+    assert run("tools/convert_checkpoint.py", "to-megatron", "--hf", model, "--out", tmp_path / "megatron", "--tp", 4).returncode == 0
+    result = run("tools/check_parity.py", "--megatron", tmp_path / "megatron", *common, "--rollout-tp", 2, "--rollout-ep")
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    found = json.loads(verdict.read_text())
+    assert found["exact"] and found["tokens"] == 3 * 8 and found["logical_tensors_equal"] == 3 + 4 * (8 + 1 + 3 * 8)

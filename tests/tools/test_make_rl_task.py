@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from megatron_ext.rl.data import read_prompts
-from megatron_ext.train.hf_config import flags_from_hf, read_hf_config
+from megatron_ext.checkpoint.hf_config import flags_from_hf, read_hf_config
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import make_rl_task as tool  # noqa: E402

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from megatron_ext.train.hf_config import flags_from_hf, read_hf_config
+from megatron_ext.checkpoint.hf_config import flags_from_hf, read_hf_config
 
 ROOT = Path(__file__).parents[2]
 KINDS = {"moe": [], "dense": ["--dense"], "moe-tied": ["--tied", "--seed", "3"], "dense-tied": ["--dense", "--tied"]}

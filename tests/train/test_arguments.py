@@ -9,7 +9,7 @@ from megatron_ext.probe.report import HOLDS, ProbeError, Report, Verdict
 from megatron_ext.reduction_order import ReductionOrder
 from megatron_ext.train.arguments import UnsupportedOption, add_arguments, check_supported, contract_from_args, set_padded_vocab
 from megatron_ext.train.client import layout_flags, optimizer_flags
-from megatron_ext.train.hf_config import flags_from_hf
+from megatron_ext.checkpoint.hf_config import flags_from_hf
 from megatron_ext.platform.cpu import MEGATRON_FLAGS
 
 MODEL = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ _IGNORED_FIELDS = frozenset({
     "return_dict", "output_hidden_states", "output_attentions", "problem_type", "chunk_size_feed_forward", "is_encoder_decoder",
     "_attn_implementation", "use_qk_norm", "task_specific_params", "finetuning_task", "is_decoder",
 })  # fmt: skip
-_DTYPE_FLAGS = {"bfloat16": ["--bf16"], "float16": ["--fp16", "--accumulate-allreduce-grads-in-fp32"]}  # bf16 implies the latter
+# --bf16 implies the accumulation in fp32; fp32 models run without the contract only.
+_DTYPE_FLAGS = {"bfloat16": ["--bf16"], "float16": ["--fp16", "--accumulate-allreduce-grads-in-fp32"], "float32": []}
 
 
 def read_hf_config(hf_dir: str | Path) -> dict[str, Any]:
@@ -54,13 +56,21 @@ def flags_from_hf(hf_config: dict[str, Any]) -> list[str]:
     if problems:
         raise UnsupportedModel(problems)
     flags = _dense_flags(hf_config)
-    if _is_moe(hf_config):
+    if is_moe(hf_config):
         flags += _moe_flags(hf_config)
     return [str(flag) for flag in flags]
 
 
-def _is_moe(hf: dict[str, Any]) -> bool:
+def is_moe(hf: Mapping[str, Any]) -> bool:
     return hf["architectures"] == ["Qwen3MoeForCausalLM"]
+
+
+def expert_layers(hf: Mapping[str, Any]) -> list[bool]:
+    """For every layer, whether it has experts."""
+    if not is_moe(hf):
+        return [False] * hf["num_hidden_layers"]
+    step, dense_only = hf.get("decoder_sparse_step", 1), set(hf.get("mlp_only_layers") or [])
+    return [index not in dense_only and (index + 1) % step == 0 for index in range(hf["num_hidden_layers"])]
 
 
 def rope_base(hf: dict[str, Any]) -> float:
@@ -118,13 +128,10 @@ def _dense_flags(hf: dict[str, Any]) -> list[Any]:
 
 
 def _moe_flags(hf: dict[str, Any]) -> list[Any]:
-    step, dense_only = hf.get("decoder_sparse_step", 1), set(hf.get("mlp_only_layers") or [])
-    layers = range(hf["num_hidden_layers"])
-    frequency = [int(index not in dense_only and (index + 1) % step == 0) for index in layers]
     flags = [
         "--num-experts", hf.get("num_experts") or hf["num_local_experts"],
         "--moe-ffn-hidden-size", hf["moe_intermediate_size"],
-        "--moe-layer-freq", "(" + "+".join(f"[{value}]" for value in frequency) + ")",
+        "--moe-layer-freq", "(" + "+".join(f"[{int(value)}]" for value in expert_layers(hf)) + ")",
         "--moe-router-topk", hf["num_experts_per_tok"],
         "--moe-router-dtype", "fp32",
         "--moe-router-score-function", "softmax",

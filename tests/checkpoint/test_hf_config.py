@@ -2,7 +2,7 @@
 
 import pytest
 
-from megatron_ext.train.hf_config import UnsupportedModel, flags_from_hf
+from megatron_ext.checkpoint.hf_config import UnsupportedModel, flags_from_hf
 
 DENSE = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8,
@@ -59,7 +59,7 @@ def test_both_generations_of_transformers_say_the_same():
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"layer_types": ["sliding_attention"]}, "layer_types"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
-        ({"torch_dtype": "float32"}, "dtype"),
+        ({"torch_dtype": "float64"}, "dtype"),
         ({"shared_expert_intermediate_size": 64}, "shared_expert_intermediate_size: unknown field"),
     ],
 )
