@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-from megatron_ext.contract import Contract
+from megatron_ext.contract import ENVIRONMENT_VARIABLE, Contract
 from megatron_ext.parity import check
 from megatron_ext.probe.report import HOLDS, VIOLATED, ProbeError, Report, Verdict, contract_fields, order_fields
 from megatron_ext.reduction_order import ReductionOrder
 from megatron_ext.rl import config as rl_config
+from megatron_ext.rollout import serve
 
 
 def verdict(name: str, value: str | None = None, matters: str = "promise", found: str = HOLDS) -> Verdict:
@@ -88,7 +89,12 @@ def parity_contract(*options: str) -> Contract:
     return check.make_contract(check.parse_arguments(["--hf", "x", *options]))
 
 
-@pytest.mark.parametrize("contract", [rl_contract, parity_contract])
+def server_contract(*options: str) -> Contract:
+    args, _ = serve.parse_arguments([*options, "x"])
+    return Contract.from_json(serve.server_environment(args)[ENVIRONMENT_VARIABLE])
+
+
+@pytest.mark.parametrize("contract", [rl_contract, parity_contract, server_contract])
 def test_runs_read_the_file(contract, file, tmp_path):
     assert contract().order == ReductionOrder()
     assert contract("--npu-probe", file).order == ReductionOrder(mmad_order="groups16")
