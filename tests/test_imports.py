@@ -14,7 +14,7 @@ PACKAGE = ROOT / "megatron_ext"
 LOW = {"reduction_order", "contract"}
 NUMERICS = LOW | {"reference", "ops", "collectives"}
 PROCESSES = {"world", "service"}
-ENGINES = NUMERICS | PROCESSES | {"weight_digest", "patches", "platform", "__init__"}
+ENGINES = NUMERICS | PROCESSES | {"weight_digest", "patches", "platform", "probe", "__init__"}
 ALLOWED = {
     "__init__": NUMERICS | {"patches"},
     "reduction_order": set(),
@@ -23,6 +23,7 @@ ALLOWED = {
     "ops": LOW | {"reference"},
     "collectives": LOW | {"reference", "ops"},
     "platform": LOW | {"patches"},
+    "probe": LOW | {"reference"},
     "patches": set(),
     "weight_digest": set(),
     "tokenizer": set(),
@@ -36,7 +37,7 @@ ALLOWED = {
 }
 # Modules of the two engines may be imported by the adapters only; everything below runs without them.
 ENGINE_PACKAGES = {"megatron", "vllm", "mindspeed", "transformers"}
-WITHOUT_ENGINES = NUMERICS | PROCESSES | {"patches", "__init__"}
+WITHOUT_ENGINES = NUMERICS | PROCESSES | {"patches", "probe", "__init__"}
 
 
 def layer_of(path):

@@ -13,7 +13,7 @@ import pathlib
 import subprocess
 from collections.abc import Sequence
 
-from ascendc_kernels.build import COMMON_FLAGS, KERNEL_FLAGS, MODEL_DIR, MODEL_FLAGS, NATIVE_DIR, VARIANT_FLAGS, BuildError, compiler
+from ascendc_kernels.build import COMMON_FLAGS, INCLUDE_DIR, KERNEL_FLAGS, MODEL_DIR, MODEL_FLAGS, NATIVE_DIR, VARIANT_FLAGS, BuildError, compiler
 
 STAMP_LENGTH = 16
 FLAVOUR_FLAGS = {"fast": (), "checked": ("-DASCENDC_HOST_CHECKED",)}
@@ -23,8 +23,9 @@ def runtime_sources() -> list[pathlib.Path]:
     return sorted(MODEL_DIR.glob("*.cpp"))
 
 
-def headers() -> list[pathlib.Path]:
-    return sorted([*MODEL_DIR.glob("*.h"), *NATIVE_DIR.glob("*.h")])
+def headers(*folders: pathlib.Path) -> list[pathlib.Path]:
+    """Of the model, of what kernels share, and of more folders."""
+    return sorted({header for folder in (MODEL_DIR, NATIVE_DIR, INCLUDE_DIR, *folders) for header in folder.glob("*.h")})
 
 
 def stamp(flags: Sequence[str], files: Sequence[pathlib.Path]) -> str:
@@ -71,7 +72,8 @@ def build(
     flags = (optimise, "-shared", *FLAVOUR_FLAGS[flavour], *VARIANT_FLAGS[variant], *extra_flags)
     build_dir.mkdir(parents=True, exist_ok=True)
     name = f"{sources[0].stem}-{flavour}-{variant}"
-    target = build_dir / f"{name}-{stamp([*flags, optimise_runtime], [*sources, *runtime_sources(), *headers()])}.so"
+    files = [*sources, *runtime_sources(), *headers(*(source.parent for source in sources))]
+    target = build_dir / f"{name}-{stamp([*flags, optimise_runtime], files)}.so"
     with open(build_dir / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():

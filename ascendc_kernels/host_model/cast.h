@@ -1,5 +1,6 @@
 // Cast between element types, always with a rounding mode.
 #pragma once
+#include "deviation.h"
 #include "lanes.h"
 #include "repeats.h"
 #include "rounding.h"
@@ -37,6 +38,9 @@ inline void cast_flat(To* to, const From* from, uint32_t count, RoundMode mode, 
         if (mode == RoundMode::CAST_NONE || mode == RoundMode::CAST_RINT)
             for (; i + kLanes <= count; i += kLanes) store_narrow(to + i, load_wide(from + i));
     for (; i < count; ++i) to[i] = convert(from[i]);
+    if constexpr (kMayDeviate && std::is_same_v<To, half>)
+        for (uint32_t at = 0; at < count; ++at)
+            if (deviates(Deviation::cast_saturates) && (to[at].bits & 0x7FFF) == 0x7C00) to[at].bits -= 1;
 }
 
 template <typename To, typename From>

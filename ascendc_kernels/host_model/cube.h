@@ -4,6 +4,7 @@
 //   L0A  ZZ: fractal (mi, ki) at mi * K1 + ki, rows of k inside       L0B  ZN: fractal (ki, ni) at ki * N1 + ni, rows of k for each n inside
 //   L0C  NZ: fractal (mi, ni) at ni * M1 + mi, rows of n inside       M1, K1, N1: m, k, n in sixteens, rounded up
 #pragma once
+#include "deviating.h"
 #include "instruction.h"
 #include "lanes.h"
 #include "params.h"
@@ -104,17 +105,22 @@ template <typename U>
 inline void multiply(float* l0c, const U* l0a, const U* l0b, const AscendC::MmadParams& p) {
     const uint32_t m1 = in_fractals(p.m), padded_k = in_fractals(p.k) * kFractal;
     const megatron_ext::MmadOrder order = megatron_ext::MmadOrder(mmad_order());
+    const uint32_t k = deviates(Deviation::mmad_beyond_k) ? padded_k : p.k;
     // A zero product added to -0 would give +0, so the sequential order stops at k.
-    const uint32_t length = order == megatron_ext::kGroups16 ? padded_k : p.k;
+    const uint32_t length = order == megatron_ext::kGroups16 ? padded_k : k;
     CubeScratch& scratch = cube_scratch();
     megatron_ext::Magnitudes left, right;
-    unpack_rows(scratch.a, l0a, p.m, p.k, padded_k, left);
-    unpack_panels(scratch.panels, l0b, p.k, p.n, padded_k, right);
+    unpack_rows(scratch.a, l0a, p.m, k, padded_k, left);
+    unpack_panels(scratch.panels, l0b, k, p.n, padded_k, right);
     const bool exact = megatron_ext::products_are_exact<ContractType<U>>(left, right);
     for (uint32_t ni = 0; ni < p.n; ni += kFractal) {
         float* c = l0c + uint64_t(ni) * m1 * kFractal;
         if (p.cmatrixInitVal) std::memset(c, 0, uint64_t(p.m) * kFractal * sizeof(float));
-        megatron_ext::tiles(order, exact, scratch.a, padded_k, p.m, scratch.panels + uint64_t(ni) * padded_k, length, c, kFractal);
+        const float* panel = scratch.panels + uint64_t(ni) * padded_k;
+        if constexpr (kMayDeviate)
+            deviating_tiles(order, scratch.a, padded_k, p.m, panel, ni, length, c);
+        else
+            megatron_ext::tiles(order, exact, scratch.a, padded_k, p.m, panel, length, c, kFractal);
     }
 }
 
@@ -183,7 +189,8 @@ inline void Mmad(const LocalTensor<T>& dst, const LocalTensor<U>& fm, const Loca
     static_assert(std::is_same_v<T, float> && ascendc_host::is_cube_input<U> && std::is_same_v<U, S>, "Mmad: these data types are not modelled");
     using namespace ascendc_host;
     const MmadParams& p = mmadParams;
-    if (p.m == 1) fail("Mmad", site, "m == 1 is GEMV mode on a device, with another layout of L0A: pad m to 16");
+    if (p.m == 1 && !deviates(Deviation::mmad_takes_a_lone_row))
+        fail("Mmad", site, "m == 1 is GEMV mode on a device, with another layout of L0A: pad m to 16");
     if (p.unitFlag || p.cmatrixSource) fail("Mmad", site, "unitFlag=%d and cmatrixSource=%d are not modelled", p.unitFlag, p.cmatrixSource);
     // Documented: from ten fractals of C on, the hardware orders one Mmad after the other; below, PipeBarrier<PIPE_M> must.
     const Instruction instruction("Mmad", PIPE_M, site, (p.m / kFractal) * (p.n / kFractal) >= 10);

@@ -71,7 +71,7 @@ inline void sum_dense_groups(float* dst, uint64_t dst_step, const float* src, ui
 // Lanes of one repeat, gathered through the block stride; masked lanes are +0.
 inline void gather_repeat(float* lanes, const float* src, const RepeatPlan& plan, Stride stride, uint32_t repeat) {
     for (uint32_t lane = 0; lane < plan.lanes; ++lane)
-        lanes[lane] = plan.mask_of(repeat).has(lane) ? *lane_address(src, stride, repeat, lane) : 0.0f;
+        lanes[lane] = plan.mask_of(repeat).has(lane) || deviates(Deviation::masked_lanes_enter) ? *lane_address(src, stride, repeat, lane) : 0.0f;
 }
 
 // Every group of `size` lanes is either selected as a whole or not at all.
@@ -109,7 +109,7 @@ inline void sum_groups(const char* name, const AscendC::LocalTensor<float>& dst,
         for (uint32_t g = 0; kChecked && g < kResults; ++g)
             if (plan.mask_of(r).has(g * group))
                 instruction.write("dst", dst, (uint64_t(r) * dst_stride * kResults + g) * sizeof(float), sizeof(float));
-    if (plan.full() && stride.block == 1)
+    if (plan.full() && stride.block == 1 && !kMayDeviate)
         return sum_dense_groups<group>(dst.host_data(), uint64_t(dst_stride) * kResults, src.host_data(), uint64_t(stride.repeat) * kLanes,
                                        plan.repeats);
     for (uint32_t r = 0; r < plan.repeats; ++r) {
@@ -117,7 +117,8 @@ inline void sum_groups(const char* name, const AscendC::LocalTensor<float>& dst,
         gather_repeat(lanes, src.host_data(), plan, stride, r);
         for (uint32_t g = 0; g < kResults; ++g)
             if (plan.mask_of(r).has(g * group))
-                dst.host_data()[uint64_t(r) * dst_stride * kResults + g] = pair_sum<group>(lanes + g * group);
+                dst.host_data()[uint64_t(r) * dst_stride * kResults + g] =
+                    kMayDeviate && kResults == 1 ? deviating_repeat(lanes) : pair_sum<group>(lanes + g * group);
     }
 }
 
@@ -292,6 +293,10 @@ inline void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, cons
     instruction.operand("sharedTmpBuffer", sharedTmpBuffer, in(Memory::kUb), kBlockBytes);
     instruction.operand("dst", dst, in(Memory::kUb), sizeof(T));
     instruction.write("dst", dst, 0, sizeof(T));
+    if constexpr (kMayDeviate) {
+        dst.host_data()[0] = deviating_sum(src.host_data(), count);
+        return;
+    }
     float total = 0.0f;
     int32_t first = 0;
     for (; first + 8 * kFloatsPerRepeat <= count; first += 8 * kFloatsPerRepeat) {

@@ -1,5 +1,6 @@
 // Synchronisation: between pipes of a core (nothing to do in the fast flavour, which runs in program order) and between cores.
 #pragma once
+#include "deviation.h"
 #include "instruction.h"
 
 namespace ascendc_host {
@@ -39,12 +40,12 @@ inline void CrossCoreSetFlag(uint16_t flagId, ascendc_host::Site site = ascendc_
 
 template <uint8_t modeId = 0, pipe_t pipe = PIPE_S>
 inline void CrossCoreWaitFlag(uint16_t flagId, ascendc_host::Site site = ascendc_host::Site::here()) {
-    ascendc_host::cross_core_wait(flagId, site);
+    if (!ascendc_host::deviates(ascendc_host::Deviation::cross_core_flags_ignored)) ascendc_host::cross_core_wait(flagId, site);
 }
 
 template <bool isAIVOnly = true>
 inline void SyncAll(ascendc_host::Site site = ascendc_host::Site::here()) {
-    ascendc_host::sync_all(isAIVOnly, site);
+    if (!ascendc_host::deviates(ascendc_host::Deviation::sync_all_ignored)) ascendc_host::sync_all(isAIVOnly, site);
 }
 
 }  // namespace AscendC

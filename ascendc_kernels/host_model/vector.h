@@ -5,6 +5,7 @@
 #pragma once
 #include <cmath>
 
+#include "deviating.h"
 #include "lanes.h"
 #include "repeats.h"
 
@@ -173,6 +174,7 @@ inline void binary_count(const char* name, const AscendC::LocalTensor<T>& dst, c
     read_operand(instruction, "src1", src1, plan);
     write_operand(instruction, "dst", dst, plan);
     apply_flat(dst.host_data(), src0.host_data(), src1.host_data(), uint32_t(count), op);
+    if constexpr (kMayDeviate && std::is_same_v<T, float>) deviate_results(name, dst.host_data(), uint32_t(count));
 }
 
 template <typename T, typename Op, typename Mask>
@@ -196,6 +198,7 @@ inline void unary_count(const char* name, const AscendC::LocalTensor<T>& dst, co
     read_operand(instruction, "src", src, plan);
     write_operand(instruction, "dst", dst, plan);
     apply_flat(dst.host_data(), src.host_data(), uint32_t(count), op);
+    if constexpr (kMayDeviate && std::is_same_v<T, float>) deviate_results(name, dst.host_data(), uint32_t(count));
 }
 
 template <typename T, typename Op, typename Mask>

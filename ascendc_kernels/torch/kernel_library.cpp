@@ -31,7 +31,7 @@ void run_tasks(int64_t tasks, void (*task)(void*, int64_t), void* context) {
 }
 
 const DeviceKernels& on_device(const at::Device& device) {
-    TORCH_CHECK(device_kernels, "megatron_ext: no kernels for ", device, ": build them with ascendc_kernels/CMakeLists.txt (CANN and torch_npu are needed)");
+    TORCH_CHECK(device_kernels, "megatron_ext: no kernels for ", device, ": build them with ascendc_kernels/build.sh --soc SOC");
     return *device_kernels;
 }
 
@@ -59,7 +59,7 @@ const char* Kernel::run_on_cpu(KernelCall call, Path preferred) const {
 
 const char* Kernel::run_on_device(KernelCall call, const at::Device& device) const {
     const KernelFunction function = on_device(device).find(("megatron_ext_" + name_).c_str());
-    TORCH_CHECK(function, "megatron_ext: the device library has no ", name_, "; build it again: see ascendc_kernels/CMakeLists.txt");
+    TORCH_CHECK(function, "megatron_ext: the device library has no ", name_, "; build it again: ascendc_kernels/build.sh --soc SOC");
     call.stream = device_kernels->current_stream(device.index());
     return function(&call);
 }

@@ -16,6 +16,7 @@ from megatron_ext.contract import KERNEL_BACKENDS, Contract
 from megatron_ext.parity import prompts as prompt_source
 from megatron_ext.parity import session, show
 from megatron_ext.parity.layout import RolloutLayout, TrainLayout
+from megatron_ext.probe.report import order_fields
 from megatron_ext.reduction_order import MMAD_ORDERS, ReductionOrder
 from megatron_ext.rollout.engine import SamplingSpec
 
@@ -56,7 +57,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     engines.add_argument("--max-num-seqs", type=int, default=64)
     engines.add_argument("--max-num-batched-tokens", type=int, default=512, help="prefill chunk size of the rollout")
     engines.add_argument("--kernel-backend", choices=KERNEL_BACKENDS, default="ascendc")
-    engines.add_argument("--mmad-order", choices=MMAD_ORDERS, default="sequential")
+    engines.add_argument("--mmad-order", choices=MMAD_ORDERS, help=f"default: {ReductionOrder().mmad_order}, or as --npu-probe found it")
+    engines.add_argument("--npu-probe", metavar="FILE", help="verdicts of tools/npu_probe.py: how this device adds and treats subnormals")
     engines.add_argument("--no-consistency", action="store_true", help="the stock numeric paths, for contrast")
     engines.add_argument("--timeout", type=float, default=900.0, help="seconds after which a silent training world is given up")
     parser.add_argument("--json", metavar="FILE", help="where to write the result (default: none)")
@@ -83,7 +85,7 @@ def train_layout(args: argparse.Namespace) -> TrainLayout:
 
 
 def make_contract(args: argparse.Namespace) -> Contract:
-    return Contract(ReductionOrder(mmad_order=args.mmad_order), args.kernel_backend, consistency=not args.no_consistency)
+    return Contract(ReductionOrder(**order_fields(args.npu_probe, args.mmad_order)), args.kernel_backend, consistency=not args.no_consistency)
 
 
 def make_prompts(args: argparse.Namespace, hf_dir: str) -> list[list[int]]:

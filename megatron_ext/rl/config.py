@@ -12,6 +12,7 @@ from megatron_ext.contract import KERNEL_BACKENDS, Contract
 from megatron_ext.ops import PolicyObjective
 from megatron_ext.ops.loss import AGGREGATIONS, IMPORTANCE_LEVELS
 from megatron_ext.parity.layout import RolloutLayout, TrainLayout
+from megatron_ext.probe.report import order_fields
 from megatron_ext.reduction_order import MMAD_ORDERS, ReductionOrder
 from megatron_ext.rl.gate import POLICIES
 from megatron_ext.tokenizer import fingerprint
@@ -152,7 +153,8 @@ def _add_engines(group) -> None:
     group.add_argument("--max-num-batched-tokens", type=int, default=2048, help="tokens of an engine step; longer prompts come in chunks")
     group.add_argument("--kv-cache-mib", type=int, default=256, help="per engine rank")
     group.add_argument("--kernel-backend", choices=KERNEL_BACKENDS, default="ascendc")
-    group.add_argument("--mmad-order", choices=MMAD_ORDERS, default=ReductionOrder().mmad_order)
+    group.add_argument("--mmad-order", choices=MMAD_ORDERS, help=f"default: {ReductionOrder().mmad_order}, or as --npu-probe found it")
+    group.add_argument("--npu-probe", metavar="FILE", help="verdicts of tools/npu_probe.py: how this device adds and treats subnormals")
     group.add_argument("--no-consistency", action="store_true", help="the engines' stock numeric paths, for contrast: recomputes old logprobs")
     group.add_argument("--sync-dir", metavar="DIR", help="folder that both sides reach, for weights under way (default: shared memory)")
     group.add_argument("--timeout", type=float, default=1800.0, help="seconds of silence after which an engine is given up")  # fmt: skip
@@ -179,7 +181,8 @@ def from_args(args: argparse.Namespace, megatron_flags: list[str]) -> RunConfig:
     """Raises ConfigError, or the error of the part that refuses, before anything starts."""
     _check_megatron_flags(megatron_flags)
     sequence_parallel = False if args.no_sequence_parallel else None
-    contract = Contract(ReductionOrder(mmad_order=args.mmad_order), args.kernel_backend, consistency=not args.no_consistency)
+    order = ReductionOrder(**order_fields(args.npu_probe, args.mmad_order))
+    contract = Contract(order, args.kernel_backend, consistency=not args.no_consistency)
     config = RunConfig(
         **{name: getattr(args, name) for name in (
             "hf", "prompts", "heldout", "steps", "prompts_per_step", "samples_per_prompt", "max_prompt_len", "max_response_len", "temperature",

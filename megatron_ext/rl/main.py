@@ -17,6 +17,7 @@ from megatron_ext.checkpoint.hf_config import UnsupportedModel
 from megatron_ext.contract import ContractError
 from megatron_ext.parity.layout import LayoutError
 from megatron_ext.parity.prompts import PromptError
+from megatron_ext.probe.report import ProbeError
 from megatron_ext.rl import config as configuration
 from megatron_ext.rl import trainer
 from megatron_ext.rl.checkpoint import CheckpointError
@@ -28,7 +29,7 @@ from megatron_ext.world import WorkerError
 
 # Errors whose text says what to do: a traceback through the loop would only bury it.
 EXPLAINED = (
-    CheckpointError, configuration.ConfigError, ContractError, DigestMismatch, LayoutError, LogdiffError, PromptError, RewardError,
+    CheckpointError, configuration.ConfigError, ContractError, DigestMismatch, LayoutError, LogdiffError, ProbeError, PromptError, RewardError,
     TokenizerError, UnsupportedModel, WorkerError, FileNotFoundError, ModuleNotFoundError,
 )  # fmt: skip
 

@@ -11,6 +11,7 @@ import os
 import sys
 
 from megatron_ext.contract import ENVIRONMENT_VARIABLE, KERNEL_BACKENDS, Contract
+from megatron_ext.probe.report import order_fields
 from megatron_ext.reduction_order import MMAD_ORDERS, ReductionOrder
 from megatron_ext.rollout.engine import bind_threads
 from megatron_ext.rollout.settings import LOGPROBS_MODE, check_plugins
@@ -20,7 +21,8 @@ _FIXED = ["--enforce-eager", "--logprobs-mode", LOGPROBS_MODE, "--no-async-sched
 
 def parse_arguments(argv: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(prog="serve", description=__doc__, allow_abbrev=False, add_help=False)
-    parser.add_argument("--mmad-order", choices=MMAD_ORDERS, default="sequential")
+    parser.add_argument("--mmad-order", choices=MMAD_ORDERS, help=f"default: {ReductionOrder().mmad_order}, or as --npu-probe found it")
+    parser.add_argument("--npu-probe", metavar="FILE", help="verdicts of tools/npu_probe.py: how this device adds and treats subnormals")
     parser.add_argument("--kernel-backend", choices=KERNEL_BACKENDS, default=KERNEL_BACKENDS[0])
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     return parser.parse_known_args(argv)
@@ -28,7 +30,7 @@ def parse_arguments(argv: list[str] | None = None) -> tuple[argparse.Namespace, 
 
 def server_environment(args: argparse.Namespace) -> dict[str, str]:
     """What the server's processes have to find in their environment."""
-    contract = Contract(ReductionOrder(mmad_order=args.mmad_order), args.kernel_backend)
+    contract = Contract(ReductionOrder(**order_fields(args.npu_probe, args.mmad_order)), args.kernel_backend)
     exported = {ENVIRONMENT_VARIABLE: contract.to_json(), "VLLM_USE_V2_MODEL_RUNNER": "0"}
     if "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
         exported["VLLM_CPU_OMP_THREADS_BIND"] = bind_threads(sorted(os.sched_getaffinity(0)), args.tensor_parallel_size)

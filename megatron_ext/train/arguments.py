@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from megatron_ext.contract import KERNEL_BACKENDS, Contract, ContractError, check_same_digest
+from megatron_ext.probe.report import order_fields
 from megatron_ext.reduction_order import GRADIENT_ORDERS, KV_TILES, MMAD_ORDERS, OrderError, ReductionOrder, is_power_of_two
 
 
@@ -37,8 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
                        help="run Megatron's stock numeric modules; only what the device needs is adapted")
     group.add_argument("--kernel-backend", choices=KERNEL_BACKENDS, default="ascendc",
                        help="ascendc: the operators of ascendc_kernels; reference: the executable specification (slow). Same bits")
-    group.add_argument("--mmad-order", choices=MMAD_ORDERS, default=order.mmad_order,
-                       help="order of additions inside one segment of a contraction")
+    group.add_argument("--mmad-order", choices=MMAD_ORDERS,
+                       help=f"order of additions inside one segment of a contraction (default: {order.mmad_order}, or as --npu-probe found it)")
+    group.add_argument("--npu-probe", metavar="FILE", help="verdicts of tools/npu_probe.py: how this device adds and treats subnormals")
     group.add_argument("--reduction-segments", type=int, default=order.segments,
                        help="equal pieces of every contraction that tensor parallelism may cut; the largest possible TP")
     group.add_argument("--kv-tile", type=int, choices=KV_TILES, default=order.kv_tile, help="keys per online-softmax step")
@@ -48,12 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def contract_from_args(args: argparse.Namespace) -> Contract:
-    """The run's contract. Raises ContractError if the launching process exported another one."""
+    """The run's contract. Raises ContractError if the launching process exported another one, ProbeError if --npu-probe rules it out."""
     order = ReductionOrder(
         segments=args.reduction_segments,
         kv_tile=args.kv_tile,
-        mmad_order=args.mmad_order,
         gradient_order=args.gradient_order,
+        **order_fields(args.npu_probe, args.mmad_order),
     )
     contract = Contract(order=order, kernel_backend=args.kernel_backend, consistency=args.consistency)
     exported = Contract.from_environment()

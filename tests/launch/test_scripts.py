@@ -78,6 +78,11 @@ def test_server_command_line():
     assert Contract.from_json(environment[ENVIRONMENT_VARIABLE]).order.mmad_order == "groups16"
 
 
+def test_server_takes_the_order_from_the_probe():
+    words = command_of(run("rollout_server.sh", HF="model", NPU_PROBE="probe.json"))
+    assert words[words.index("--npu-probe") + 1] == "probe.json" and "--mmad-order" not in words
+
+
 @pytest.mark.parametrize(("script", "layout"), [("ascend_4b.sh", (8, 1, 8, False)), ("ascend_30b_a3b.sh", (4, 8, 4, True))])
 def test_ascend_command_line(script, layout):
     config = parse(command_of(run(script, **TRAINING, ALGORITHM="dapo"))[3:])

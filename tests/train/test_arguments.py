@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from megatron_ext.contract import ENVIRONMENT_VARIABLE, Contract, ContractError
+from megatron_ext.probe.report import HOLDS, ProbeError, Report, Verdict
 from megatron_ext.reduction_order import ReductionOrder
 from megatron_ext.train.arguments import UnsupportedOption, add_arguments, check_supported, contract_from_args, set_padded_vocab
 from megatron_ext.train.client import layout_flags, optimizer_flags
@@ -126,3 +127,13 @@ def test_another_padded_vocabulary_is_refused(parse):
     args = parse("--padded-vocab-size", "2048")
     with pytest.raises(UnsupportedOption, match="--padded-vocab-size is 2048"):
         set_padded_vocab(args, contract_from_args(args))
+
+
+def test_the_probe_of_a_device_decides_the_order(parse, tmp_path):
+    found = (("mmad_order", "groups16"), ("mmad_subnormals", "keep"), ("vector_subnormals", "keep"))
+    probe = tmp_path / "probe.json"
+    probe.write_text(Report("a device", {}, tuple(Verdict(name, "", "promise", HOLDS, "", value) for name, value in found)).to_json())
+    assert contract_from_args(parse("--npu-probe", str(probe))).order == ReductionOrder(mmad_order="groups16")
+    assert contract_from_args(parse()).order == ReductionOrder()
+    with pytest.raises(ProbeError, match="leave --mmad-order out"):
+        contract_from_args(parse("--npu-probe", str(probe), "--mmad-order", "sequential"))
