@@ -12,8 +12,6 @@
 namespace megatron_ext {
 namespace {
 
-void check_segments(const char* op, int64_t segments) { check_segments(op, segments, kLogprobMaxSegments); }
-
 void check_valid(const char* op, int64_t valid, const at::Tensor& logits) {
     TORCH_CHECK_VALUE(valid >= 0 && logits.sym_size(1) >= valid, op, ": valid must be 0 to ", logits.sym_size(1), ", the columns of logits, found ",
                       valid);
@@ -54,7 +52,7 @@ void check_exp_sum(const at::Tensor& logits, const at::Tensor& row_max, int64_t 
     check_logits("vocab_exp_sum", logits);
     check_rows("vocab_exp_sum", "row_max", row_max, at::kFloat, logits);
     check_valid("vocab_exp_sum", valid, logits);
-    check_segments("vocab_exp_sum", segments);
+    check_segments("vocab_exp_sum", segments, kLogprobMaxSegments);
     check_temperature("vocab_exp_sum", temperature, logits);
     TORCH_CHECK_VALUE(logits.sym_size(1) % (kFractal * segments) == 0, "vocab_exp_sum: ", logits.sym_size(1), " columns cannot be cut into ",
                       segments, " segments of whole ", kFractal, "-element blocks");
@@ -139,7 +137,7 @@ void check_token(const at::Tensor& logits, const at::Tensor& ids, const Optional
     check_logits("token_logprob", logits);
     check_rows("token_logprob", "ids", ids, at::kLong, logits);
     check_temperature("token_logprob", temperature, logits);
-    check_segments("token_logprob", segments);
+    check_segments("token_logprob", segments, kLogprobMaxSegments);
 }
 
 void check_ids(const at::Tensor& ids, int64_t vocabulary) {
@@ -177,7 +175,7 @@ at::Tensor log_softmax(const at::Tensor& logits, const OptionalTensor& temperatu
     static const Kernel kernel("log_softmax_f32");
     check_logits("log_softmax", logits);
     check_temperature("log_softmax", temperature, logits);
-    check_segments("log_softmax", segments);
+    check_segments("log_softmax", segments, kLogprobMaxSegments);
     const at::Tensor logprobs = at::empty(logits.sizes(), logits.options()), divisor = dense_temperature("log_softmax", temperature);
     if (logits.size(0) == 0) return logprobs;
     const LogprobTiling tiling = tiling_of(logits, divisor, logits.size(1), segments);
@@ -223,7 +221,7 @@ at::Tensor token_logprob_meta(const at::Tensor& logits, const at::Tensor& ids, c
 at::Tensor log_softmax_meta(const at::Tensor& logits, const OptionalTensor& temperature, int64_t segments) {
     check_logits("log_softmax", logits);
     check_temperature("log_softmax", temperature, logits);
-    check_segments("log_softmax", segments);
+    check_segments("log_softmax", segments, kLogprobMaxSegments);
     return at::empty_symint(logits.sym_sizes(), logits.options());
 }
 
