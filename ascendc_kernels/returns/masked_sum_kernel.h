@@ -25,6 +25,7 @@ class MaskedTile {
         wide_mask_ = mask_buffer_.Get<float>();
         kept_ = bits_buffer_.Get<uint8_t>();
         AscendC::Duplicate(wide_mask_, 0.0f, int32_t(kReturnsTile));  // Compares reads whole repeats
+        AscendC::PipeBarrier<PIPE_V>();
     }
 
     // x[first, first + count), and kept_; give x back by in_.FreeTensor.
@@ -95,10 +96,8 @@ class MaskedSum {
 
     __aicore__ inline void Add(const AscendC::LocalTensor<float>& sum, int64_t first, uint32_t count, float centre) {
         const uint32_t padded = MaskedTile::Padded(count);
-        if (padded > count) {
-            AscendC::Duplicate(terms_[padded - kReturnsRepeat], 0.0f, int32_t(kReturnsRepeat));  // a masked lane in a sum tree is undocumented
-            AscendC::PipeBarrier<PIPE_V>();
-        }
+        // a masked lane in a sum tree is undocumented
+        if (padded > count) AscendC::Duplicate(terms_[padded - kReturnsRepeat], 0.0f, int32_t(kReturnsRepeat));
         AscendC::LocalTensor<float> x = tile_.Load(first, count);
         if (tiling_.squared) {
             AscendC::Adds(x, x, -centre, int32_t(count));
@@ -193,7 +192,6 @@ class Whiten {
         AscendC::Adds(deviation_, deviation_, tiling_.eps, int32_t(kReturnsTile));
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Sqrt(deviation_, deviation_, int32_t(kReturnsTile));
-        AscendC::PipeBarrier<PIPE_V>();
     }
 
     __aicore__ inline void Tile(int64_t first, uint32_t count, float mean) {
@@ -204,7 +202,6 @@ class Whiten {
         AscendC::Div(x, x, deviation_, int32_t(count));
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Select(y, tile_.kept_, x, 0.0f, AscendC::SELMODE::VSEL_TENSOR_SCALAR_MODE, count);
-        AscendC::PipeBarrier<PIPE_V>();
         tile_.in_.FreeTensor(x);
         out_.EnQue(y);
         y = out_.DeQue<float>();

@@ -1,8 +1,9 @@
 // Entry points. Operands, all fp32: gae: rewards [L][N], values, mask, bootstrap [N], advantages [L][N], returns; discounted_returns: rewards, mask,
 // bootstrap, returns; masked_sum: x [N][L], mask, centre [1], sums [N]; total: x [N], total [1]; whiten: x, mask, mean [1], variance [1], y. A mask
 // holds 0 for what is left out.
-#include "launch.h"
 #include "masked_sum_kernel.h"
+
+#include "launch.h"
 #include "scan_kernel.h"
 
 namespace megatron_ext {

@@ -69,9 +69,9 @@ class Scan {
                              AscendC::DataCopyPadExtParams<float>());
         in_bootstrap_.EnQue(in);
         in = in_bootstrap_.template DeQue<float>();
+        AscendC::PipeBarrier<PIPE_V>();  // what the sequences before have carried
         AscendC::Adds(kValues ? next_value_ : running_, in, -0.0f, int32_t(count_));
         if constexpr (kValues) AscendC::Duplicate(running_, 0.0f, int32_t(count_));
-        AscendC::PipeBarrier<PIPE_V>();
         in_bootstrap_.FreeTensor(in);
     }
 
@@ -111,7 +111,6 @@ class Scan {
         AscendC::Adds(kept_row_, mask, -0.0f, int32_t(count_));
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Compares(kept_, kept_row_, 0.0f, AscendC::CMPMODE::NE, kLanes);
-        AscendC::PipeBarrier<PIPE_V>();
     }
 
     // running = reward + gamma * running

@@ -85,7 +85,6 @@ class SamplingRow {
             if (MaximumOf(s, k) < cut.value) continue;
             const uint32_t padded = Leaves(terms_, FirstOf(s, k), CountOf(s, k), cut, SamplingLeaf::kWeight);
             AscendC::WholeReduceSum<float>(numbers_[k * (kSamplingTile / kSamplingRepeat)], terms_, kSamplingRepeat, padded / kSamplingRepeat, 1, 1, 8);
-            AscendC::PipeBarrier<PIPE_V>();
         }
         return ChooseNumber(blocks, word);
     }
