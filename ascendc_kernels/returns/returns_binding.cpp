@@ -150,7 +150,7 @@ at::Tensor masked_whiten(const at::Tensor& x, const at::Tensor& mask, double eps
     check_whiten(x, mask, eps);
     const at::Tensor count = count_of("masked_whiten", mask, 2), dense = x.contiguous(), kept = mask.to(at::kFloat).contiguous();
     const at::Tensor mean = at::div(masked_sum(dense, kept, at::Tensor()), count.to(at::kFloat));
-    const at::Tensor variance = at::div(masked_sum(dense, kept, mean), (count - 1).to(at::kFloat)), y = at::empty_like(dense);
+    const at::Tensor variance = at::div(masked_sum(dense, kept, mean), count.sub(1).to(at::kFloat)), y = at::empty_like(dense);
     const WhitenTiling tiling = {dense.numel(), float(eps)};
     const int64_t tiles = (tiling.size + kReturnsTile - 1) / kReturnsTile;
     kernel.run(x.device(), {data(dense), data(kept), data(mean), data(variance), mutable_data(y)}, &tiling,
