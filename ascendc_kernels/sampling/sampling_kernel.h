@@ -84,7 +84,8 @@ class SamplingRow {
         for (uint32_t k = 0; k < tiles_; ++k) {
             if (MaximumOf(s, k) < cut.value) continue;
             const uint32_t padded = Leaves(terms_, FirstOf(s, k), CountOf(s, k), cut, SamplingLeaf::kWeight);
-            AscendC::WholeReduceSum<float>(numbers_[k * (kSamplingTile / kSamplingRepeat)], terms_, kSamplingRepeat, padded / kSamplingRepeat, 1, 1, 8);
+            AscendC::ReduceRepeat<AscendC::ReduceType::SUM>(numbers_[k * (kSamplingTile / kSamplingRepeat)], terms_, int32_t(kSamplingRepeat),
+                                                            int32_t(padded / kSamplingRepeat), 1, 1, 8);
         }
         return ChooseNumber(blocks, word);
     }
