@@ -55,6 +55,8 @@ inline int32_t saturate_int32(float whole) {
     return int32_t(whole);
 }
 
+inline uint8_t saturate_uint8(float whole) { return whole >= 255.0f ? 255 : whole > 0.0f ? uint8_t(whole) : 0; }
+
 // int32 to fp32: the double is exact, so only its narrowing rounds.
 template <RoundMode mode>
 inline float widen_int32(int32_t x) {
@@ -112,6 +114,14 @@ struct Conversion<int32_t, float> {
     static constexpr bool allows(RoundMode mode) { return mode != RoundMode::CAST_NONE; }
     template <RoundMode mode>
     static int32_t apply(float x) { return saturate_int32(round_whole<mode>(x)); }
+};
+
+template <>
+struct Conversion<uint8_t, half> {
+    static constexpr bool kModelled = true;
+    static constexpr bool allows(RoundMode) { return true; }
+    template <RoundMode mode>
+    static uint8_t apply(half x) { return saturate_uint8(round_whole<mode>(float(x))); }
 };
 
 template <>

@@ -6,60 +6,16 @@
 
 #include "binding.h"
 #include "differentiable.h"
+#include "logits.h"
 #include "logprob_tiling.h"
 
 namespace megatron_ext {
 namespace {
 
-using OptionalTensor = std::optional<at::Tensor>;
-
-constexpr int64_t kFractal = MEGATRON_EXT_FRACTAL;
-
-void check_logits(const char* op, const at::Tensor& logits) {
-    check_same_dtype(op, "logits", logits, at::kFloat);
-    TORCH_CHECK_VALUE(logits.dim() == 2 && logits.sym_size(1) >= 1, op, ": logits must have shape [T, V], found ", logits.sym_sizes());
-    TORCH_CHECK_VALUE(logits.sym_stride(1) == 1 || logits.sym_size(1) == 1, op, ": the columns of a row must lie side by side, found strides ",
-                      logits.sym_strides(), " (a copy of the logits is what this operator avoids; make one by .contiguous())");
-}
-
-// fp32 or int64 [T], one value a row.
-void check_rows(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType dtype, const at::Tensor& logits) {
-    check_operand(op, name, tensor, dtype, logits.device());
-    TORCH_CHECK_VALUE(tensor.dim() == 1 && tensor.sym_size(0) == logits.sym_size(0), op, ": ", name, " must have shape [", logits.sym_size(0),
-                      "], one value for each row of logits, found ", tensor.sym_sizes());
-}
-
-void check_temperature(const char* op, const OptionalTensor& temperature, const at::Tensor& logits) {
-    if (!temperature) return;
-    check_operand(op, "temperature", *temperature, at::kFloat, logits.device());
-    TORCH_CHECK_VALUE(temperature->dim() <= 1 && (temperature->sym_numel() == 1 || temperature->sym_numel() == logits.sym_size(0)), op,
-                      ": temperature must hold one value or [", logits.sym_size(0), "], one for each row of logits, found shape ",
-                      temperature->sym_sizes());
-}
-
-void check_segments(const char* op, int64_t segments) {
-    TORCH_CHECK_VALUE(segments >= 1 && (segments & (segments - 1)) == 0 && segments <= kLogprobMaxSegments, op,
-                      ": segments must be a power of two, at most ", kLogprobMaxSegments, ", found ", segments);
-}
-
 void check_valid(const char* op, int64_t valid, const at::Tensor& logits) {
     TORCH_CHECK_VALUE(valid >= 0 && logits.sym_size(1) >= valid, op, ": valid must be 0 to ", logits.sym_size(1), ", the columns of logits, found ",
                       valid);
 }
-
-// A temperature as kernels read it. On a CPU its values are looked at; on a device that would wait for it.
-at::Tensor dense_temperature(const char* op, const OptionalTensor& temperature) {
-    if (!temperature) return at::Tensor();
-    const at::Tensor dense = temperature->contiguous();
-    if (!dense.is_cpu()) return dense;
-    const float* values = dense.const_data_ptr<float>();
-    for (int64_t i = 0; i < dense.numel(); ++i)
-        TORCH_CHECK_VALUE(values[i] > 0 && values[i] <= std::numeric_limits<float>::max(), op, ": temperature must be positive and finite, found ",
-                          values[i], " at ", i, " (greedy sampling needs no temperature)");
-    return dense;
-}
-
-const void* optional_data(const at::Tensor& tensor) { return tensor.defined() ? data(tensor) : nullptr; }
 
 LogprobTiling tiling_of(const at::Tensor& logits, const at::Tensor& temperature, int64_t valid, int64_t segments) {
     LogprobTiling tiling{};
@@ -68,7 +24,7 @@ LogprobTiling tiling_of(const at::Tensor& logits, const at::Tensor& temperature,
     tiling.row_stride = logits.stride(0);
     tiling.valid = valid;
     tiling.segments = segments;
-    tiling.segment = (tiling.columns + kFractal * segments - 1) / (kFractal * segments) * kFractal;
+    tiling.segment = segment_of(tiling.columns, segments);
     tiling.scaled = temperature.defined();
     tiling.temperature_stride = tiling.scaled && temperature.numel() > 1;
     return tiling;
@@ -96,7 +52,7 @@ void check_exp_sum(const at::Tensor& logits, const at::Tensor& row_max, int64_t 
     check_logits("vocab_exp_sum", logits);
     check_rows("vocab_exp_sum", "row_max", row_max, at::kFloat, logits);
     check_valid("vocab_exp_sum", valid, logits);
-    check_segments("vocab_exp_sum", segments);
+    check_segments("vocab_exp_sum", segments, kLogprobMaxSegments);
     check_temperature("vocab_exp_sum", temperature, logits);
     TORCH_CHECK_VALUE(logits.sym_size(1) % (kFractal * segments) == 0, "vocab_exp_sum: ", logits.sym_size(1), " columns cannot be cut into ",
                       segments, " segments of whole ", kFractal, "-element blocks");
@@ -181,7 +137,7 @@ void check_token(const at::Tensor& logits, const at::Tensor& ids, const Optional
     check_logits("token_logprob", logits);
     check_rows("token_logprob", "ids", ids, at::kLong, logits);
     check_temperature("token_logprob", temperature, logits);
-    check_segments("token_logprob", segments);
+    check_segments("token_logprob", segments, kLogprobMaxSegments);
 }
 
 void check_ids(const at::Tensor& ids, int64_t vocabulary) {
@@ -219,7 +175,7 @@ at::Tensor log_softmax(const at::Tensor& logits, const OptionalTensor& temperatu
     static const Kernel kernel("log_softmax_f32");
     check_logits("log_softmax", logits);
     check_temperature("log_softmax", temperature, logits);
-    check_segments("log_softmax", segments);
+    check_segments("log_softmax", segments, kLogprobMaxSegments);
     const at::Tensor logprobs = at::empty(logits.sizes(), logits.options()), divisor = dense_temperature("log_softmax", temperature);
     if (logits.size(0) == 0) return logprobs;
     const LogprobTiling tiling = tiling_of(logits, divisor, logits.size(1), segments);
@@ -265,7 +221,7 @@ at::Tensor token_logprob_meta(const at::Tensor& logits, const at::Tensor& ids, c
 at::Tensor log_softmax_meta(const at::Tensor& logits, const OptionalTensor& temperature, int64_t segments) {
     check_logits("log_softmax", logits);
     check_temperature("log_softmax", temperature, logits);
-    check_segments("log_softmax", segments);
+    check_segments("log_softmax", segments, kLogprobMaxSegments);
     return at::empty_symint(logits.sym_sizes(), logits.options());
 }
 

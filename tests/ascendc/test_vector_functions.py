@@ -257,6 +257,11 @@ def test_cast_to_and_from_integers(lib):
     assert_equal_bits(lib.vector("Cast_f32_i32", [whole], torch.zeros(8), [8, TRUNC]), truncated)
     every_byte = torch.arange(256, dtype=torch.uint8)
     assert_equal_bits(lib.vector("Cast_f16_u8", [every_byte], torch.zeros(256, dtype=torch.float16), [256, 0]), every_byte.half())
+    assert_equal_bits(lib.vector("Cast_u8_f16", [every_byte.half()], torch.zeros(256, dtype=torch.uint8), [256, RINT]), every_byte)
+    x = torch.tensor([0.5, 1.5, 2.5, -0.5, -3.0, 254.5, 255.5, 300.0, math.inf, -math.inf, 0.0, -0.0, 1.25, 1.75, 7.0, 65504.0]).half()
+    for mode, expected in {RINT: x.float().round(), FLOOR: x.float().floor(), CEIL: x.float().ceil(), TRUNC: x.float().trunc()}.items():
+        found = lib.vector("Cast_u8_f16", [x], torch.zeros(16, dtype=torch.uint8), [16, mode])
+        assert_equal_bits(found, expected.clamp(0, 255).to(torch.uint8))
 
 
 def test_cast_repeats(lib):

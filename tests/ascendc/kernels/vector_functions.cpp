@@ -53,6 +53,7 @@ CAST(i32_f32, int32_t, float)
 CAST(f32_i32, float, int32_t)
 CAST(f32_f32, float, float)
 CAST(f16_u8, half, uint8_t)
+CAST(u8_f16, uint8_t, half)
 VECTOR_CASE(Cast_mask_f32_f16, Cast(o.out<float>(), o.in<half>(0), RoundMode::CAST_NONE, uint64_t(o.p(0)), o.p(1), o.unary(2)))
 
 VECTOR_CASE(Duplicate_f32, Duplicate(o.out<float>(), o.scalar<float>(), o.p(0)))
