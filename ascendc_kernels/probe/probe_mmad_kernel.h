@@ -71,12 +71,11 @@ class ProbeMmad {
         b2_.EnQue(b2);
     }
 
+    // No barrier between calls that add to c: L0A has one slot, so a call waits for a load that has waited for the call before.
     __aicore__ inline void Multiply(const AscendC::LocalTensor<float>& c, uint32_t k, bool starts) {
         AscendC::LocalTensor<T> a2 = a2_.template DeQue<T>();
         AscendC::LocalTensor<T> b2 = b2_.template DeQue<T>();
         AscendC::Mmad(c, a2, b2, AscendC::MmadParams(uint16_t(t_.m), uint16_t(t_.n), uint16_t(k), 0, false, starts));
-        if (m1_ * n1_ < kMmadOrderedFrom)
-            AscendC::PipeBarrier<PIPE_M>();
         a2_.FreeTensor(a2);
         b2_.FreeTensor(b2);
     }
