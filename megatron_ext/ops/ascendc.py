@@ -8,9 +8,10 @@ from ascendc_kernels.library import load
 from megatron_ext.reduction_order import MMAD_ORDERS
 
 __all__ = [
-    "add_rms_norm", "apply_rope", "attention_paged", "attention_varlen", "combine", "combine_backward", "combine_rows", "dgrad", "dgrad_fp32",
-    "embedding_wgrad_", "exp", "grouped_dgrad", "grouped_dgrad_fp32", "grouped_linear", "grouped_wgrad_", "linear", "linear_fp32", "load", "log",
-    "log_softmax", "logprob_from_parts", "ordered_sum", "permute", "rms_norm", "rms_norm_backward_", "route", "route_backward", "row_sum", "swiglu",
+    "add_rms_norm", "apply_rope", "attention_paged", "attention_varlen", "beam_step", "combine", "combine_backward", "combine_rows",
+    "dgrad", "dgrad_fp32", "discounted_returns", "embedding_wgrad_", "exp", "gae", "grouped_dgrad", "grouped_dgrad_fp32", "grouped_linear",
+    "grouped_wgrad_", "linear", "linear_fp32", "load", "log", "log_softmax", "logprob_from_parts", "masked_mean", "masked_whiten",
+    "ordered_sum", "permute", "rms_norm", "rms_norm_backward_", "route", "route_backward", "row_sum", "sample", "support_mask", "swiglu",
     "token_logprob", "unpermute", "vocab_dlogits", "vocab_exp_sum", "vocab_max", "wgrad_",
 ]  # fmt: skip
 
@@ -169,3 +170,37 @@ def route(*arguments):
 
 def route_backward(*arguments):
     return op.route_backward(*arguments)
+
+
+# ---- sampling
+
+
+def sample(*arguments):
+    return op.sample(*arguments)
+
+
+def support_mask(logits_TV, last_T):
+    return op.support_mask(logits_TV, last_T)
+
+
+def beam_step(scores_BW, logprobs_BWV, kept):
+    return op.beam_step(scores_BW, logprobs_BWV, kept)
+
+
+# ---- advantages and returns
+
+
+def gae(rewards_NL, values_NL, mask_NL, gamma, lam, bootstrap_N):
+    return op.gae(rewards_NL, values_NL, mask_NL, gamma, lam, bootstrap_N)
+
+
+def discounted_returns(rewards_NL, mask_NL, gamma, bootstrap_N):
+    return op.discounted_returns(rewards_NL, mask_NL, gamma, bootstrap_N)
+
+
+def masked_mean(x_NL, mask_NL):
+    return op.masked_mean(x_NL, mask_NL)
+
+
+def masked_whiten(x_NL, mask_NL, eps):
+    return op.masked_whiten(x_NL, mask_NL, eps)

@@ -13,14 +13,17 @@ from megatron_ext.reference.linear import grouped_dgrad_fp32
 from megatron_ext.reference.logprob import log_softmax, logprob_from_parts, token_logprob, vocab_exp_sum, vocab_max
 from megatron_ext.reference.logprob import vocab_dlogits as reference_vocab_dlogits
 from megatron_ext.reference.moe import combine, combine_backward, combine_rows, permute, unpermute
+from megatron_ext.reference.returns import discounted_returns, gae, masked_mean, masked_whiten
 from megatron_ext.reference.router import route, route_backward
+from megatron_ext.reference.sampling import beam_step, sample, support_mask
 from megatron_ext.reference.sums import row_sum
 
 __all__ = [
-    "add_rms_norm", "apply_rope", "attention_paged", "attention_varlen", "combine", "combine_backward", "combine_rows", "dgrad", "dgrad_fp32",
-    "embedding_wgrad_", "exp", "grouped_dgrad", "grouped_dgrad_fp32", "grouped_linear", "grouped_wgrad_", "linear", "linear_fp32", "log",
-    "log_softmax", "logprob_from_parts", "ordered_sum", "permute", "rms_norm", "rms_norm_backward_", "route", "route_backward", "row_sum", "swiglu",
-    "token_logprob", "unpermute", "vocab_dlogits", "vocab_exp_sum", "vocab_max", "wgrad_",
+    "add_rms_norm", "apply_rope", "attention_paged", "attention_varlen", "beam_step", "combine", "combine_backward", "combine_rows",
+    "dgrad", "dgrad_fp32", "discounted_returns", "embedding_wgrad_", "exp", "gae", "grouped_dgrad", "grouped_dgrad_fp32", "grouped_linear",
+    "grouped_wgrad_", "linear", "linear_fp32", "log", "log_softmax", "logprob_from_parts", "masked_mean", "masked_whiten", "ordered_sum",
+    "permute", "rms_norm", "rms_norm_backward_", "route", "route_backward", "row_sum", "sample", "support_mask", "swiglu", "token_logprob",
+    "unpermute", "vocab_dlogits", "vocab_exp_sum", "vocab_max", "wgrad_",
 ]  # fmt: skip
 
 

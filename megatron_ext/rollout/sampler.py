@@ -1,8 +1,8 @@
 """Sampling of vLLM's V1 model runner: logprobs are those of the sampled distribution, from the same ops as training.
 
-The draw is an inverse CDF over integer weights, whose sums are exact in any order, with one 64-bit number per token that
-depends on (request seed, output position) only. So a request draws the same token alone or in a batch, before or after a
-preemption, with chunked or whole prefill, on any TP size.
+The draw is `ops.sample`: Philox4x32-10 with the request's seed as key and the output position as counter, down the tree of the
+exponent sum. So a request draws the same token alone or in a batch, before or after a preemption, with chunked or whole prefill, on
+any TP size, with either kernel backend.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from megatron_ext.patches import original
 from megatron_ext.rollout.settings import GREEDY_BELOW, LABEL, RolloutError, check_sampling
 
 TARGET = "vllm.v1.worker.gpu_model_runner:GPUModelRunner._sample"
-_WEIGHT_BITS = 40  # weights of a distribution sum to about 2^40; 150 000 tokens round away less than 2^-22 of it
-_MASK = (1 << 64) - 1
 
 
 def sample(self, logits, spec_decode_metadata) -> SamplerOutput:
@@ -40,10 +38,10 @@ def _ordered_sample(runner, logits, spec_decode_metadata) -> SamplerOutput:
     runner.input_batch.generators.clear()
     check_logits(logits, requests)
     greedy = [request.sampling_params.temperature < GREEDY_BELOW for request in requests]
-    temperatures = [1.0 if g else r.sampling_params.temperature for g, r in zip(greedy, requests)]
-    logprobs = ops.log_softmax(logits, torch.tensor(temperatures))
-    numbers = [None if g else uniform64(r.sampling_params.seed, len(r.output_token_ids)) for g, r in zip(greedy, requests)]
-    tokens = choose(logprobs, numbers)
+    temperatures = torch.tensor([1.0 if g else r.sampling_params.temperature for g, r in zip(greedy, requests)])
+    logprobs = ops.log_softmax(logits, temperatures)
+    seeds = [None if g else r.sampling_params.seed for g, r in zip(greedy, requests)]
+    tokens = choose(logits, temperatures, seeds, [len(r.output_token_ids) for r in requests])
     wanted = runner.input_batch.sampling_metadata.max_num_logprobs
     return SamplerOutput(
         sampled_token_ids=tokens.to(torch.int32).unsqueeze(-1),
@@ -60,32 +58,19 @@ def check_logits(logits: torch.Tensor, requests: list) -> None:
     raise RolloutError(f"non-finite logits: {label}, response position {len(request.output_token_ids)}")
 
 
-def uniform64(seed: int, position: int) -> int:
-    """A number in [0, 2^64), equidistributed over seeds and positions (the finaliser of SplitMix64, twice)."""
-    return _mix(_mix(seed & _MASK) + position)
-
-
-def _mix(value: int) -> int:
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
-
-
-def choose(logprobs: torch.Tensor, numbers: list[int | None]) -> torch.Tensor:
-    """logprobs fp32 [B, V]; numbers: one of 64 bits per row, None for the most likely token -> token ids int64 [B].
+def choose(logits: torch.Tensor, temperatures: torch.Tensor, seeds: list[int | None], positions: list[int]) -> torch.Tensor:
+    """logits fp32 [B, V], temperatures fp32 [B]; seeds: one per row, None for the most likely token -> token ids int64 [B].
 
     Among equally likely tokens the lowest id is the most likely one.
     """
-    vocabulary = torch.arange(logprobs.shape[1])
-    best = torch.where(logprobs == logprobs.amax(-1, keepdim=True), vocabulary, vocabulary.numel()).amin(-1)
-    if all(number is None for number in numbers):
-        return best
-    cumulative = (ops.exp(logprobs) * float(1 << _WEIGHT_BITS)).to(torch.int64).cumsum(-1)
-    totals = cumulative[:, -1].tolist()
-    drawn = [0 if number is None else (number * total) >> 64 for number, total in zip(numbers, totals)]
-    tokens = (cumulative <= torch.tensor(drawn, dtype=torch.int64).unsqueeze(-1)).sum(-1)
-    return torch.where(torch.tensor([number is None for number in numbers]), best, tokens)
+    only_first = torch.tensor([int(seed is None) for seed in seeds])  # top-k: 0 keeps all
+    keys = torch.tensor([as_int64(seed or 0) for seed in seeds])
+    return ops.sample(logits, keys, torch.tensor(positions), temperatures, only_first if only_first.any() else None)[0]
+
+
+def as_int64(seed: int) -> int:
+    """The lower 64 bits, as int64 holds them."""
+    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def gather_logprobs(logprobs: torch.Tensor, tokens: torch.Tensor, count: int) -> LogprobsTensors:

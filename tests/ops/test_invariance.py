@@ -184,9 +184,21 @@ def test_wgrad_does_not_depend_on_micro_batches(configured, dtype):
     (lambda: ops.grouped_linear(normal(3, 128), normal(2, 8, 128), torch.tensor([1, 1, 1])), "the weights of 2 experts were given"),
     (lambda: ops.combine(normal(1, 8), torch.ones(1), torch.tensor([0]), torch.tensor([9]), 1, 16, (0, 8)), "lie outside"),
     (lambda: ops.combine(normal(1, 8), torch.ones(1), torch.tensor([0]), torch.tensor([1]), 1, 12, (0, 2)), "expert parallel size 6"),
+    (lambda: ops.sample(torch.zeros(2, 16), torch.zeros(2), torch.zeros(2).long()), r"seeds must be torch.int64 \[2\].*found torch.float32"),
+    (lambda: ops.sample(torch.zeros(2, 16), torch.zeros(2).long(), torch.zeros(3).long()), r"positions must be torch.int64 \[2\].*\[3\]"),
+    (lambda: ops.sample(torch.zeros(1, 16), torch.zeros(1).long(), torch.zeros(1).long(), 0.0), "temperatures must be positive"),
+    (lambda: ops.sample(torch.zeros(1, 16), torch.zeros(1).long(), torch.zeros(1).long(), None, torch.tensor([-1])), "top_k must be at least 0"),
+    (lambda: ops.sample(torch.zeros(1, 16), torch.zeros(1).long(), torch.zeros(1).long(), None, None, torch.zeros(1)), "top_p must be above 0"),
+    (lambda: ops.beam_step(torch.zeros(1, 2), torch.zeros(1, 2, 3), 7), "kept=7 of 6 continuations"),
+    (lambda: ops.gae(torch.zeros(2, 3), torch.zeros(2, 4), torch.ones(2, 3).bool(), 1.0, 1.0), r"values has shape \[2, 4\], mask has shape"),
+    (lambda: ops.discounted_returns(torch.zeros(2, 3), torch.ones(2, 3).bool(), 1.5), "gamma must be 0 to 1, found 1.5"),
+    (lambda: ops.discounted_returns(torch.zeros(2, 3), torch.ones(2, 3).bool(), 1.0, torch.zeros(3)), r"bootstrap must have shape \[2\]"),
+    (lambda: ops.masked_mean(torch.zeros(2, 3), torch.zeros(2, 3).bool()), "at least 1 tokens are needed, the mask keeps 0"),
+    (lambda: ops.masked_whiten(torch.zeros(1, 1), torch.ones(1, 1)), "mask must be bool"),
 ])  # fmt: skip
-def test_what_the_order_does_not_define_is_refused(call, message):
-    ops.configure(ReductionOrder(), "ascendc")
+@pytest.mark.parametrize("backend", ["ascendc", "reference"])
+def test_what_the_order_does_not_define_is_refused(backend, call, message):
+    ops.configure(ReductionOrder(), backend)
     with pytest.raises((ValueError, TypeError, OrderError), match=message):
         call()
 

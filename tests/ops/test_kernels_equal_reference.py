@@ -203,6 +203,36 @@ def test_embedding_gradient(both, dtype):
     assert_both_same(both(run), "embedding")
 
 
+def test_sampling(both):
+    """Signed zeros and equal logits among them; a row with NaN has no token."""
+    logits = (normal(6, 1000, dtype=torch.float32, scale=3) * 2).round() / 2
+    logits[:, ::7], logits[3, 5] = -0.0, float("nan")
+    seeds, positions = torch.arange(6) * 0x123456789ABCDEF - 5, torch.arange(6) << 31
+    filters = torch.tensor([0, 1, 50, 7, 0, 1000]), torch.tensor([1.0, 0.9, 0.5, 0.9, 1e-6, 0.95]), torch.tensor([0.0, 0.1, 0.0, 0.2, 1.0, 0.01])
+
+    def run():
+        tokens, last = ops.sample(logits, seeds, positions, 0.7, *filters)
+        assert tokens[3] == last[3] == -1
+        beams = ops.beam_step(logits[:, :3].contiguous(), logits.view(6, 1, 1000).expand(6, 3, 1000), 8)
+        return tokens, last, ops.support_mask(logits, last), *ops.sample(logits, seeds, positions), *beams
+
+    assert_both_same(both(run), "sampling")
+
+
+def test_returns(both):
+    """What the mask leaves out is NaN; -0 among what it keeps."""
+    rewards, values = revealing(2, 9, 150, dtype=torch.float32)
+    mask = normal(9, 150, dtype=torch.float32, seed=1) < 0.8
+    rewards[:, ::5] = -0.0
+    rewards, values, bootstrap = torch.where(mask, rewards, float("nan")), torch.where(mask, values, float("nan")), normal(9, dtype=torch.float32)
+
+    def run():
+        scans = *ops.gae(rewards, values, mask, 0.99, 0.95, bootstrap), ops.discounted_returns(rewards, mask, 0.9)
+        return *scans, ops.masked_mean(values, mask), ops.masked_whiten(values, mask)
+
+    assert_both_same(both(run), "returns")
+
+
 @pytest.mark.parametrize("name", ["exp", "log"])
 def test_elementary_over_the_whole_range(variant, name):
     """One in 4099 of all fp32 bit patterns, NaN payloads aside."""

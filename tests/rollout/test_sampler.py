@@ -1,11 +1,11 @@
-"""The draw: a function of (logprobs, seed, position) only, with the right distribution."""
+"""The draw: a function of (logits, seed, position) only, with the right distribution."""
 
 import pytest
 import torch
 
 from megatron_ext import ops
 from megatron_ext.reduction_order import ReductionOrder
-from megatron_ext.rollout.sampler import choose, gather_logprobs, uniform64
+from megatron_ext.rollout.sampler import as_int64, choose, gather_logprobs
 
 
 @pytest.fixture(autouse=True)
@@ -13,45 +13,63 @@ def configured():
     ops.configure(ReductionOrder(), "ascendc")
 
 
-def distribution(rows: int = 3, vocabulary: int = 1000, seed: int = 0) -> torch.Tensor:
-    logits = torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed)) * 3
-    return ops.log_softmax(logits)
+def logits_of(rows: int = 3, vocabulary: int = 1000, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def test_numbers_depend_on_seed_and_position_and_fill_64_bits():
-    numbers = {uniform64(seed, position) for seed in range(50) for position in range(50)}
-    assert len(numbers) == 2500
-    assert max(numbers) >= 1 << 63 and min(numbers) < 1 << 60
-    assert uniform64(-1, 0) == uniform64((1 << 64) - 1, 0)
+def drawn(logits: torch.Tensor, seeds: list[int | None], positions: list[int], temperature: float = 1.0) -> list[int]:
+    return choose(logits, torch.full((len(logits),), temperature), seeds, positions).tolist()
+
+
+@pytest.mark.parametrize("backend", ["ascendc", "reference"])
+def test_tokens_are_fixed_for_good(backend):
+    """A run can be continued by a later version: a seed and a position draw the same token in every one, on either backend."""
+    ops.configure(ReductionOrder(), backend)
+    assert drawn(logits_of(4), [7, 1 << 62, (1 << 64) - 3, None], [0, 5, 1 << 33, 0], 0.7) == [538, 472, 228, 141]
+
+
+def test_seeds_have_64_bits_of_any_sign():
+    assert [as_int64(seed) for seed in (0, 5, -1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)] == [0, 5, -1, (1 << 63) - 1, -(1 << 63), -1]
+    row = logits_of(1).expand(4, -1)
+    first, second, low, high = drawn(row, [-1, (1 << 64) - 1, 5, 5 + (1 << 40)], [3] * 4)
+    assert first == second and low != high
+
+
+def test_seeds_and_positions_draw_anew():
+    row = torch.zeros(1, 4096).expand(40, -1)
+    assert len(set(drawn(row, list(range(40)), [0] * 40))) > 30
+    assert len(set(drawn(row, [1] * 40, list(range(40))))) > 30
 
 
 def test_greedy_takes_the_lowest_of_the_most_likely():
-    logprobs = torch.tensor([[-2.0, -1.0, -1.0, -3.0], [-1.0, -5.0, -5.0, -1.0]])
-    assert choose(logprobs, [None, None]).tolist() == [1, 0]
+    logits = torch.tensor([[-2.0, -1.0, -1.0, -3.0], [-1.0, -5.0, -5.0, -1.0], [-0.0, -7.0, 0.0, -1.0]])
+    assert drawn(logits, [None] * 3, [0, 1, 2]) == [1, 0, 0]
 
 
 def test_a_row_draws_the_same_alone_and_in_a_batch():
-    logprobs = distribution(rows=5)
-    numbers = [uniform64(seed, 3) for seed in range(4)] + [None]
-    together = choose(logprobs, numbers).tolist()
-    assert together == [int(choose(logprobs[i : i + 1], [numbers[i]])) for i in range(5)]
+    logits, seeds = logits_of(rows=5), [0, 1, 2, 3, None]
+    together = drawn(logits, seeds, [3] * 5)
+    assert together == [drawn(logits[i : i + 1], seeds[i : i + 1], [3])[0] for i in range(5)]
+    assert together[4] == logits[4].argmax()
 
 
 def test_frequencies_follow_the_distribution():
-    probabilities = torch.tensor([0.5, 0.25, 0.125, 0.0625, 0.0625])
-    logprobs = ops.log_softmax(probabilities.log().unsqueeze(0))
-    draws = torch.tensor([int(choose(logprobs, [uniform64(seed, 0)])) for seed in range(4000)])
-    counts = torch.bincount(draws, minlength=5) / 4000
-    assert (counts - probabilities).abs().max() < 0.03
+    """At temperature 1/2 probabilities are squared, then normalised."""
+    probabilities, draws = torch.tensor([0.5, 0.25, 0.125, 0.0625, 0.0625]), 4000
+    logits = probabilities.log().expand(draws, -1)
+    for temperature, power in ((1.0, 1), (0.5, 2)):
+        counts = torch.bincount(torch.tensor(drawn(logits, list(range(draws)), [0] * draws, temperature)), minlength=5)
+        expected = probabilities**power / (probabilities**power).sum()
+        assert (counts / draws - expected).abs().max() < 0.03
 
 
 def test_a_token_without_probability_is_never_drawn():
-    logprobs = torch.tensor([[-float("inf"), 0.0, -float("inf")]])
-    assert {int(choose(logprobs, [number])) for number in (0, 1 << 63, (1 << 64) - 1)} == {1}
+    logits = torch.tensor([[-float("inf"), 0.0, -float("inf")]]).expand(200, -1)
+    assert set(drawn(logits, list(range(200)), [0] * 200)) == {1}
 
 
 def test_gathered_logprobs_start_with_the_sampled_token():
-    logprobs = distribution()
+    logprobs = ops.log_softmax(logits_of())
     tokens = torch.tensor([5, 17, 999])
     found = gather_logprobs(logprobs, tokens, 2)
     assert found.logprob_token_ids[:, 0].tolist() == tokens.tolist()
