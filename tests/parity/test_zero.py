@@ -20,12 +20,12 @@ ROLLOUTS = (RolloutLayout(1), RolloutLayout(2), RolloutLayout(2, expert_parallel
 TRAINS = (
     TrainLayout(),
     TrainLayout(tp=2),  # experts by expert tensor parallelism
-    TrainLayout(ep=2),
     TrainLayout(tp=2, ep=2),
     TrainLayout(pp=2),
     TrainLayout(tp=2, ep=2, dp=2),
 )
 MORE_TRAINS = (
+    TrainLayout(ep=2),
     TrainLayout(ep=2, dispatcher="allgather"),
     TrainLayout(tp=2, ep=2, dispatcher="allgather"),
     TrainLayout(tp=2, dispatcher="allgather"),
@@ -34,7 +34,7 @@ MORE_TRAINS = (
     TrainLayout(tp=2, ep=4),
     TrainLayout(tp=4, ep=4),
 )
-TIED_TRAINS = (TrainLayout(tp=2, ep=2), TrainLayout(pp=2))
+TIED_TRAINS = (TrainLayout(tp=2, ep=2), pytest.param(TrainLayout(pp=2), marks=pytest.mark.full))  # both stages hold the tied weight
 
 
 class Recordings:
