@@ -36,9 +36,15 @@ def mask_of(sequences: int, tokens: int, seed: int = 0) -> torch.Tensor:
     return mask
 
 
+def with_zeros(x: torch.Tensor, seed: int) -> torch.Tensor:
+    """Zeros of both signs and subnormal numbers among those of x."""
+    other = torch.rand(x.shape, generator=torch.Generator().manual_seed(seed))
+    return torch.where(other < 0.1, 0.0, torch.where(other < 0.2, -0.0, torch.where(other < 0.3, x.clamp(-9, 9) * 1e-39, x)))
+
+
 @functools.cache  # the same for every implementation
 def scan_case(sequences: int, tokens: int, gamma: float, lam: float, bootstrapped: bool, seed: int = 0):
-    rewards, values = (revealing(sequences, tokens, dtype=torch.float32, seed=seed + i) for i in range(2))
+    rewards, values = (with_zeros(revealing(sequences, tokens, dtype=torch.float32, seed=seed + i), seed + i) for i in range(2))
     mask = mask_of(sequences, tokens, seed)
     rewards, values = (torch.where(mask, x, float("nan")) for x in (rewards, values))  # what is left out does not matter
     bootstrap = normal(sequences, dtype=torch.float32, seed=seed + 2) if bootstrapped else None
@@ -57,8 +63,10 @@ def check_scans(*key) -> None:
 
 @functools.cache
 def masked_case(sequences: int, tokens: int, seed: int = 0):
-    x, mask = revealing(sequences, tokens, dtype=torch.float32, seed=seed, large=1e8), mask_of(sequences, tokens, seed)
-    x = torch.where(mask, x, float("nan"))
+    generator = torch.Generator().manual_seed(seed)
+    scales = torch.exp2(torch.randint(-12, 12, (sequences, tokens), generator=generator).float())  # with equal large ones, sums would be exact
+    mask = mask_of(sequences, tokens, seed)
+    x = torch.where(mask, with_zeros(torch.randn(sequences, tokens, generator=generator) * scales, seed), float("nan"))
     return x, mask, reference.masked_mean(x, mask), reference.masked_whiten(x, mask, 1e-6)
 
 
@@ -101,6 +109,18 @@ def test_sequences_are_added_one_after_another(implementation):
     x[0, 0], x[1, 64], x[2, 3] = 1e20, 195.0, -1e20
     assert op.masked_mean(x, mask).item() == 0.0
     assert op.masked_mean(x[[0, 2, 1]], mask).item() == 1.0
+
+
+def test_signed_zeros(implementation):
+    """-0 survives a scan that only ever meets -0; a sum starts from +0, and what is left out is +0."""
+    mask = torch.tensor([[True, True, False]])
+    minus = torch.full((1, 3), -0.0)
+    assert_same_bits(op.discounted_returns(minus, mask, 1.0, minus[:, 0]), torch.tensor([[-0.0, -0.0, 0.0]]), "returns")
+    assert_same_bits(op.discounted_returns(minus, mask, 1.0), torch.zeros(1, 3), "returns from +0")
+    advantages, returns = op.gae(minus, torch.zeros(1, 3), mask, 1.0, 1.0, minus[:, 0])
+    assert_same_bits(torch.cat([advantages, returns]), torch.zeros(2, 3), "gae")
+    assert_same_bits(op.masked_mean(minus, mask), torch.tensor(0.0), "mean")
+    assert_same_bits(op.masked_whiten(torch.tensor([[1.0, -1.0, -0.0]]), torch.ones(1, 3, dtype=torch.bool)), torch.tensor([[1.0, -1.0, -0.0]]), "y")
 
 
 def test_neither_padding_nor_neighbours_matter(implementation):

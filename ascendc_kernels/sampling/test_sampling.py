@@ -11,6 +11,7 @@ from inputs import normal
 
 from megatron_ext.parity.bits import assert_same_bits
 from megatron_ext.reference import sampling as reference
+from megatron_ext.reference.elementary import exp
 
 op = torch.ops.megatron_ext
 # (rows, vocabulary, segments): one block, cut blocks, empty segments, several tiles of a segment and of a row
@@ -99,6 +100,43 @@ def test_equal_logits(implementation):
     assert last.tolist() == [0, 4499, 6749]
     last = op.sample(logits, one, one, None, None, None, torch.tensor([0.0, 0.5, 1.0]), 1)[1]
     assert last.tolist() == [9000, 8999, 8999]
+
+
+@functools.cache  # the same for every implementation
+def boundary_case(columns: int, segments: int):
+    """top_p at the mass of a prefix, or one unit in the last place beside it: a sum in another order ends it elsewhere."""
+    logits = (normal(1, columns, dtype=torch.float32) * 4)[0]
+    order = reference.by_likelihood(logits)
+    weights = exp(logits - logits.max())
+    total = reference.mass(weights, segments)
+    counts = torch.linspace(1, columns - 1, 40).long().tolist()
+    shares = torch.stack([reference.mass(reference.first_tokens(weights, order, count), segments) for count in counts]) / total
+    top_p = torch.cat([shares, shares.nextafter(torch.tensor(1.0)), shares.nextafter(torch.tensor(0.0))]).clamp(1e-6, 1.0)
+    rows = len(top_p)
+    arguments = (logits.expand(rows, -1), *identities(rows), None, None, top_p, None, segments)
+    return arguments, reference.sample(*arguments)
+
+
+@pytest.mark.parametrize(("columns", "segments"), [(1000, 8), (5000, 1)])
+def test_masses_are_added_in_the_order(implementation, columns, segments):
+    arguments, expected = boundary_case(columns, segments)
+    found = op.sample(*arguments)
+    assert found[1].tolist() == expected[1].tolist()
+    assert found[0].tolist() == expected[0].tolist()
+
+
+# (step of the draw, a seed whose number at position 0 is 0, a seed whose number is 1/2, a token behind those of the first place)
+EDGES = [(0, 12121362, 515707, 700), (1, 10710051, 335182, 100), (2, 15372235, 11916830, 9)]
+
+
+@pytest.mark.parametrize(("step", "zero", "half", "far"), EDGES)
+def test_numbers_at_an_edge(implementation, step, zero, half, far):
+    """u = 0 passes by a segment, block or token without weight; u = 1/2 is not in the first of two equal halves."""
+    assert [reference.words_of(seed, 0)[step] >> 8 for seed in (zero, half)] == [0, 1 << 23]
+    logits = torch.full((2, 1024), -math.inf)
+    logits[:, far], logits[1, 5] = 0.0, 0.0
+    arguments = (logits, torch.tensor([zero, half]), torch.zeros(2, dtype=torch.int64), None, None, None, None, 2)
+    assert op.sample(*arguments)[0].tolist() == reference.sample(*arguments)[0].tolist() == [far, far]
 
 
 def test_rows_without_a_token(implementation):

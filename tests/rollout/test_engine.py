@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from megatron_ext.contract import Contract
-from megatron_ext.rollout.engine import Rollout, RolloutEngine, SamplingSpec
+from megatron_ext.rollout.engine import Rollout, RolloutEngine, SamplingSpec, is_running
 from megatron_ext.rollout.settings import RolloutError
 
 pytestmark = [pytest.mark.timeout(420), pytest.mark.full]  # tests/parity/test_zero.py runs the same engines by default
@@ -165,8 +165,8 @@ def test_tied_dense_model(tied_dense_model):
         expected, digest = sample(engine), engine.digest()
         assert "lm_head.weight" not in digest
         engine.assert_hit()
-        pids = list(engine._pids)
-    assert all(not _exists(pid) for pid in pids)
+        pids = engine.worker_pids
+    assert not any(is_running(pid) for pid in pids)
     with RolloutEngine(tied_dense_model, 2, False, Contract(), max_num_batched_tokens=64, **LIMITS) as engine:
         engine.load_weights(tied_dense_model)
         assert_same(sample(engine), expected)
@@ -191,9 +191,3 @@ def test_stock_numerics_with_expert_parallel(moe_model):
         assert all(len(r.token_ids) == TOKENS for r in sample(engine))
         with pytest.raises(Exception, match="consistency"):
             engine.digest()
-
-
-def _exists(pid: int) -> bool:
-    from megatron_ext.rollout.engine import _is_running
-
-    return _is_running(pid)
