@@ -36,12 +36,13 @@ def _ordered_sample(runner, logits, spec_decode_metadata) -> SamplerOutput:
     # vLLM winds generators of unfinished prefills back by an offset that CPU generators do not have (it raises). Ours are
     # not used at all: the draw is a function of (seed, position).
     runner.input_batch.generators.clear()
-    check_logits(logits, requests)
+    check_rows(finite_rows(logits), requests, "non-finite logits")
     greedy = [request.sampling_params.temperature < GREEDY_BELOW for request in requests]
     temperatures = torch.tensor([1.0 if g else r.sampling_params.temperature for g, r in zip(greedy, requests)])
     logprobs = ops.log_softmax(logits, temperatures)
     seeds = [None if g else r.sampling_params.seed for g, r in zip(greedy, requests)]
     tokens = choose(logits, temperatures, seeds, [len(r.output_token_ids) for r in requests])
+    check_rows(tokens >= 0, requests, "logits overflow when they are divided by the temperature")
     wanted = runner.input_batch.sampling_metadata.max_num_logprobs
     return SamplerOutput(
         sampled_token_ids=tokens.to(torch.int32).unsqueeze(-1),
@@ -49,13 +50,18 @@ def _ordered_sample(runner, logits, spec_decode_metadata) -> SamplerOutput:
     )
 
 
-def check_logits(logits: torch.Tensor, requests: list) -> None:
-    """Raises RolloutError naming the first request and position with a logit that is infinite or no number."""
-    if logits.isfinite().all():
+def finite_rows(logits: torch.Tensor) -> torch.Tensor:
+    """[B, V] -> bool [B]. Minimum and maximum, to which NaN spreads, take a small part of the time of `isfinite` on a CPU."""
+    return logits.amin(dim=1).isfinite() & logits.amax(dim=1).isfinite()
+
+
+def check_rows(good_B: torch.Tensor, requests: list, problem: str) -> None:
+    """Raises RolloutError with the problem, the first request that is not good and its position."""
+    if good_B.all():
         return
-    request = requests[int((~logits.isfinite()).any(dim=1).nonzero()[0])]
+    request = requests[int((~good_B).nonzero()[0])]
     label = (request.sampling_params.extra_args or {}).get(LABEL, request.req_id)
-    raise RolloutError(f"non-finite logits: {label}, response position {len(request.output_token_ids)}")
+    raise RolloutError(f"{problem}: {label}, response position {len(request.output_token_ids)}")
 
 
 def choose(logits: torch.Tensor, temperatures: torch.Tensor, seeds: list[int | None], positions: list[int]) -> torch.Tensor:

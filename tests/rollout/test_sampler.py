@@ -1,11 +1,14 @@
 """The draw: a function of (logits, seed, position) only, with the right distribution."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from megatron_ext import ops
 from megatron_ext.reduction_order import ReductionOrder
-from megatron_ext.rollout.sampler import as_int64, choose, gather_logprobs
+from megatron_ext.rollout.sampler import as_int64, check_rows, choose, finite_rows, gather_logprobs
+from megatron_ext.rollout.settings import LABEL, RolloutError
 
 
 @pytest.fixture(autouse=True)
@@ -76,3 +79,26 @@ def test_gathered_logprobs_start_with_the_sampled_token():
     assert torch.equal(found.logprobs[:, 0], logprobs[torch.arange(3), tokens])
     assert torch.equal(found.logprobs[:, 1], logprobs.amax(-1))
     assert found.selected_token_ranks.tolist() == [int((row >= row[t]).sum()) for row, t in zip(logprobs, tokens)]
+
+
+@pytest.mark.parametrize("vocabulary", [1, 7, 1000])
+def test_rows_that_are_not_finite_are_found(vocabulary):
+    for place in {0, vocabulary // 2, vocabulary - 1}:
+        logits = logits_of(4, vocabulary)
+        logits[1, place], logits[2, place], logits[3, place] = float("nan"), float("inf"), -float("inf")
+        assert finite_rows(logits).tolist() == [True, False, False, False]
+
+
+def test_a_row_without_a_token_is_named():
+    """By the label of its request, or else by the request's name."""
+    logits = torch.tensor([[1.0, 3e38], [1.0, 2.0], [1.0, 3e38]])
+    tokens = choose(logits, torch.tensor([1.0, 0.5, 0.5]), [1, 2, 3], [0, 0, 0])
+    assert (tokens >= 0).tolist() == [True, True, False]
+
+    def request(extra):
+        return SimpleNamespace(sampling_params=SimpleNamespace(extra_args=extra), req_id="request 7", output_token_ids=[5, 6])
+
+    for extra, name in (({LABEL: "prompt 3 sample 1"}, "prompt 3 sample 1"), (None, "request 7")):
+        with pytest.raises(RolloutError, match=f"overflow: {name}, response position 2"):
+            check_rows(tokens >= 0, [request(None), request(None), request(extra)], "overflow")
+    check_rows(tokens[:2] >= 0, [request(None)] * 2, "overflow")
