@@ -1,3 +1,4 @@
+// The deviation that is in force.
 #include "deviation.h"
 
 namespace ascendc_host {
