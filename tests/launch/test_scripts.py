@@ -73,7 +73,7 @@ def test_server_command_line():
     result = run("rollout_server.sh", "--max-num-seqs", "8", HF="model dir", TP="2", EP="1", PORT="8123", MMAD_ORDER="groups16", KV_CACHE_MIB="64")
     args, more = serve.parse_arguments(command_of(result)[3:])
     command, environment = serve.server_command(args, more), serve.server_environment(args)
-    assert command[3:5] == ["serve", "model dir"] and {"--enable-expert-parallel", "--enforce-eager"} <= set(command)
+    assert command[3:5] == ["--model", "model dir"] and {"--enable-expert-parallel", "--enforce-eager"} <= set(command)
     assert command[command.index("--tensor-parallel-size") + 1] == "2" and command[command.index("--kv-cache-memory-bytes") + 1] == str(64 << 20)
     assert Contract.from_json(environment[ENVIRONMENT_VARIABLE]).order.mmad_order == "groups16"
 
