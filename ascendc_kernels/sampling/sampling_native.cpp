@@ -56,7 +56,7 @@ class SamplingRow {
     int64_t Columns() const { return t_.columns; }
 
     float Mass(const SamplingCut& cut, SamplingLeaf leaf) {
-        float sums[kSamplingMaxSegments];
+        float sums[kSamplingMaxSegments] = {};  // segments is at least 1, which a compiler cannot know
         for (Index s = 0; s < t_.segments; ++s) sums[s] = SegmentMass(s, cut, leaf);
         return pair_tree(sums, t_.segments);
     }
