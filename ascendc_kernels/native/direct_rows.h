@@ -74,9 +74,9 @@ struct DirectRows {
         return x;
     }
 
+    // Rows are cut evenly, so that no tile has a single one.
     void tile(Index rows, const float* x, Index column, Ahead<T>* ahead, Magnitudes& seen, float* parts) const {
         switch (rows) {
-            case 1: return tile_of<1>(x, column, ahead, seen, parts);
             case 2: return tile_of<2>(x, column, ahead, seen, parts);
             case 3: return tile_of<3>(x, column, ahead, seen, parts);
             case 4: return tile_of<4>(x, column, ahead, seen, parts);

@@ -1,5 +1,5 @@
 // A contraction in the segment tree for one to four rows, which is bound by reading the weight: values are widened and multiplied where they
-// are, without a copy. Needs AVX2; elsewhere `takes` is false.
+// are, without a copy. Needs AVX2; elsewhere `takes` is false. What direct_rows.h takes does not come here.
 //
 // Products are not fused here: to ask whether they are exact would cost more than it gains.
 #pragma once
